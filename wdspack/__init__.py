@@ -1,0 +1,1 @@
+"""wdspack: image-text tar shards in, dense balanced packs out."""
