@@ -1,0 +1,263 @@
+"""Encoded images to pixels, in two steps far apart in time: the header when a sample is measured, the rest when its
+pack is about to be used.
+
+    bytes ──probe──▶ ImageInfo ──layout.measure──▶ Grid
+    bytes, ImageInfo, Grid ──render──▶ rows of pixel_values, uint8 ──normalize──▶ float32
+
+Bytes from the web are hostile: whatever they hold, the only exception that leaves here is a SampleError with the
+reason "broken_image" or "image_too_large". Everything may be called from many threads; Pillow's and torch's loops
+release the GIL.
+"""
+
+import io
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    JpegImagePlugin,
+    PngImagePlugin,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+
+from wdspack.errors import SampleError
+from wdspack.layouts import RGB, Layout, View
+from wdspack.types import Grid, ImageInfo
+
+MAX_PIXELS = 89_478_485
+"""Default limit of `probe`: a quarter of a gigabyte as RGB, and the size at which Pillow starts to warn."""
+
+# Opened by class rather than by `Image.open`, which warns (or, where warnings are errors, fails) by a global limit,
+# and which tries every plugin, even the one that hands PostScript to an interpreter.
+_FORMATS: Mapping[bytes, type[ImageFile.ImageFile]] = {
+    b"\xff\xd8\xff": JpegImagePlugin.JpegImageFile,
+    b"\x89PNG\r\n\x1a\n": PngImagePlugin.PngImageFile,
+    b"RIFF": WebPImagePlugin.WebPImageFile,
+    b"GIF8": GifImagePlugin.GifImageFile,
+    b"BM": BmpImagePlugin.BmpImageFile,
+    b"II": TiffImagePlugin.TiffImageFile,
+    b"MM": TiffImagePlugin.TiffImageFile,
+    b"P": PpmImagePlugin.PpmImageFile,
+}
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ORIENTATION = 0x0112  # the tag, in EXIF and TIFF
+_BAND = 1 << 18  # pixels copied from Pillow at once; see `_pixels`
+
+
+def probe(data: bytes, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
+    """Size as displayed, and EXIF orientation, from an image's header; no pixel is decoded.
+
+    Reads JPEG, PNG, WebP, GIF, BMP, TIFF and PPM. The orientation is the one in EXIF ahead of the pixels, where a
+    reader of the header can see it (in WebP, whose header announces it, and in TIFF it may stand anywhere).
+
+    Raises SampleError: "broken_image" for what is none of these or is damaged up to the pixels; "image_too_large" for
+    more than `max_pixels`.
+    """
+    with _hostile():
+        _, info = _open(data)
+    if info.width * info.height > max_pixels:
+        raise SampleError(
+            f"an image of {info.width:,} × {info.height:,} pixels, but the limit is {max_pixels:,}; shrink it",
+            reason="image_too_large",
+        )
+    return info
+
+
+def decode(data: bytes, info: ImageInfo) -> torch.Tensor:
+    """The pixels of an image, upright: (3, height, width) uint8 RGB, as a view of (height, width, 3) memory.
+
+    `info` is what `probe` found. Transparent images are laid on white; 16- and 32-bit ones scaled to 8 bits; of moving
+    ones the first frame is taken; colour profiles are ignored.
+
+    Raises SampleError("broken_image") for bytes that do not decode, end early, or are not what `info` says: the tokens
+    of the sample were counted by it.
+    """
+    with _hostile():
+        image, found = _open(data)
+        if found == info:  # else nothing of that size was ever agreed to
+            image.load()
+            rgb = _rgb(image)
+            if image.format != "TIFF" and info.orientation in _UPRIGHT:  # Pillow turns TIFF itself
+                rgb = rgb.transpose(_UPRIGHT[info.orientation])
+            found = ImageInfo(*rgb.size, info.orientation)
+            if found == info:
+                return torch.from_numpy(_pixels(rgb)).permute(2, 0, 1)
+    raise SampleError(f"an image measured as {info} decodes to {found}; leave it out", reason="broken_image")
+
+
+def render(data: bytes, info: ImageInfo, grid: Grid, layout: Layout, out: torch.Tensor) -> None:
+    """Decode an image, resize it for every view of its layout, and write the cells into `out`.
+
+    out: the image's rows of pixel_values, (layout.pixel_rows(grid), *layout.pixel_shape) uint8, contiguous; left
+        as it was if the image does not decode.
+
+    Every view is resized from the decoded image by torch's antialiased bicubic on uint8: one resampling for each
+    pixel, where processors that go through the large picture to the small one blur twice. Against Pillow's bicubic
+    values differ by up to 2, or up to 22 on 0.02 % of them under strong shrinking. Raises SampleError as `decode` does.
+    """
+    image, start = decode(data, info), 0
+    for view in layout.views(grid):
+        rows, cols, cell, merge, frames, _ = view
+        blocks = (rows // merge, cols // merge, merge, merge, 3, frames, cell, cell)
+        cells = _fit(image, view).view(3, rows // merge, merge, cell, cols // merge, merge, cell)
+        stop = start + rows * cols
+        out[start:stop].view(blocks).copy_(cells.permute(1, 4, 2, 5, 0, 3, 6).unsqueeze(5))
+        start = stop
+
+
+def normalize(pixels: torch.Tensor, mean: RGB, std: RGB, out: torch.Tensor | None = None) -> torch.Tensor:
+    """(pixels / 255 − mean) / std by channel, as float32 of the same shape, on the same device.
+
+    pixels: uint8, (…, 3, H, W), or (patches, 3 · K) whose rows go channel by channel. out: where to put the result,
+        contiguous; a new tensor where None.
+    """
+    out = torch.empty_like(pixels, dtype=torch.float32, memory_format=torch.contiguous_format) if out is None else out
+    by_channel = pixels.shape if pixels.ndim > 2 else (len(pixels), 3, pixels.shape[1] // 3, 1)
+    scale, shift = ([1 / (255 * s) for s in std], [m / s for m, s in zip(mean, std, strict=True)])
+    scales, shifts = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (scale, shift))
+    torch.mul(pixels.reshape(by_channel), scales, out=out.view(by_channel)).sub_(shifts)
+    return out
+
+
+@contextmanager
+def _hostile() -> Iterator[None]:
+    """Turns whatever a decoder raises into a SampleError.
+
+    That is OSError, SyntaxError, ValueError, TypeError, struct.error, zlib.error, MemoryError, … and, where warnings
+    are errors, a UserWarning: an open set, so all of it.
+    """
+    try:
+        yield
+    except SampleError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise SampleError(f"{error}; shrink it", reason="image_too_large") from error
+    except Exception as error:
+        what = f"an image that does not decode ({type(error).__name__}: {error}); mend it or leave it out"
+        raise SampleError(what, reason="broken_image") from error
+
+
+class _Reader(io.BytesIO):
+    """Bytes that must not be read past their end.
+
+    Pillow meets the end of a cut file with an OSError, unless some other library has set the global
+    LOAD_TRUNCATED_IMAGES: then the rest of the picture is grey. Here it is broken either way.
+    """
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        chunk = super().read(size)
+        if size is not None and size > 0 and not chunk:
+            raise SampleError("an image that ends before its last pixel; fetch it again", reason="broken_image")
+        return chunk
+
+
+def _open(data: bytes) -> tuple[ImageFile.ImageFile, ImageInfo]:
+    opener = next((opener for magic, opener in _FORMATS.items() if data.startswith(magic)), None)
+    if opener is None:
+        raise SampleError(
+            f"{len(data):,} bytes that start with {data[:8]!r}, but images are JPEG, PNG, WebP, GIF, BMP, TIFF or PPM; "
+            "convert it",
+            reason="broken_image",
+        )
+    image = opener(_Reader(data))
+    if isinstance(image, TiffImagePlugin.TiffImageFile):  # some versions of Pillow have turned its `size` already
+        width, height, orientation = (image.tag_v2.get(tag, 1) for tag in (0x0100, 0x0101, _ORIENTATION))
+    else:
+        (width, height), orientation = image.size, _orientation(image.info.get("exif", b""))
+    if orientation not in range(1, 9):
+        orientation = 1
+    return image, ImageInfo(*((width, height) if orientation < 5 else (height, width)), orientation)
+
+
+def _orientation(exif: bytes) -> int:
+    """The orientation that an EXIF block states, 1 where it states none or is damaged.
+
+    Pillow's reader of EXIF decodes a PNG's pixels first, in case more of it follows, and warns of damage.
+    """
+    while exif.startswith(b"Exif\0\0"):  # some writers of PNG add the prefix of JPEG to that of Pillow
+        exif = exif[6:]
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
+    if order is None:
+        return 1
+    try:
+        (start,) = struct.unpack_from(f"{order}I", exif, 4)
+        (entries,) = struct.unpack_from(f"{order}H", exif, start)
+        for entry in range(start + 2, start + 2 + 12 * entries, 12):
+            tag, kind, count, value = struct.unpack_from(f"{order}HHIH", exif, entry)
+            if (tag, kind, count) == (_ORIENTATION, 3, 1):  # one SHORT
+                return int(value)
+    except struct.error:
+        pass
+    return 1
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I") or image.mode == "F":
+        image = Image.fromarray(_to_8_bits(np.asarray(image)))
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")  # palettes and "this colour is transparent" too
+    white = Image.new("RGB", image.size, "white")
+    white.paste(image, mask=image)
+    return white
+
+
+def _to_8_bits(grey: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    """Scales deep grey values, (height, width), to 0…255.
+
+    The range of a 32-bit image is nowhere stated: it is 0…65,535, or 0…1 for floats, if its values lie in that;
+    otherwise its own smallest to largest value.
+    """
+    deep = np.nan_to_num(grey.astype(np.float64), copy=False, posinf=0, neginf=0)
+    low, high = 0.0, 1.0 if grey.dtype.kind == "f" else 65535.0
+    if deep.min() < low or deep.max() > high:
+        low, high = float(deep.min()), float(deep.max())
+    deep -= low
+    deep *= 255 / ((high - low) or 1)
+    return np.rint(deep, out=deep).astype(np.uint8)
+
+
+def _pixels(rgb: Image.Image) -> npt.NDArray[np.uint8]:
+    """(height, width, 3), copied in bands: in one go, 35 megapixels take three times as long and twice the memory."""
+    width, height = rgb.size
+    out = np.empty((height, width, 3), np.uint8)
+    rows = math.ceil(_BAND / width)
+    for top in range(0, height, rows):
+        out[top : top + rows] = np.asarray(rgb.crop((0, top, width, min(top + rows, height))))
+    return out
+
+
+def _fit(image: torch.Tensor, view: View) -> torch.Tensor:
+    """An image (3, H, W) at the size of a view, (3, rows · cell, cols · cell), contiguous."""
+    height, width = view.rows * view.cell, view.cols * view.cell
+    if view.fill is None:
+        return _resize(image, height, width)
+    scale = min(height / image.shape[1], width / image.shape[2])
+    inner = [max(1, round(side * scale)) for side in image.shape[1:]]
+    top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
+    canvas = torch.tensor(view.fill, dtype=torch.uint8).view(3, 1, 1).repeat(1, height, width)
+    canvas[:, top : top + inner[0], left : left + inner[1]] = _resize(image, *inner)
+    return canvas
+
+
+def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    resized = torch.nn.functional.interpolate(image[None], size=(height, width), mode="bicubic", antialias=True)
+    return resized[0].contiguous()
