@@ -1,0 +1,279 @@
+"""Bytes by URL: the same from every store, with every failure a `ShardError` that says what to do."""
+
+import gzip
+import http.server
+import itertools
+import threading
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdspack.errors import ShardError
+from wdspack.storage import list_files, open_shard, read_file, read_ranges
+
+DATA = bytes(range(256)) * 1000 + b"the end"
+PACKED = gzip.compress(DATA[:100_000]) + gzip.compress(DATA[100_000:])  # two members
+
+
+class Broken(MemoryFileSystem):
+    """Streams 100,000 bytes, then fails; gives no ranges."""
+
+    protocol = "broken"
+
+    def cat_file(self, *_, **__):
+        raise PermissionError("no credentials")
+
+    def _open(self, path, mode="rb", **_):
+        return BrokenFile(self, path, mode, size=10**6, cache_type="none")
+
+
+class BrokenFile(AbstractBufferedFile):
+    def _fetch_range(self, start, end):
+        if end > 100_000:
+            raise TimeoutError("the server went away")
+        return DATA[start:end]
+
+
+fsspec.register_implementation("broken", Broken, clobber=True)
+
+
+@contextmanager
+def recorded():
+    """The ranges that are requested of memory://, as they come."""
+    requests = []
+
+    def cat_file(fs, path, start=None, end=None, **kwargs):
+        requests.append((start, end))
+        return original(fs, path, start, end, **kwargs)
+
+    original = MemoryFileSystem.cat_file
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "cat_file", cat_file)
+        yield requests
+
+
+class Server(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder, with byte ranges or saying that it does not."""
+
+    def __init__(self, *args, ranges, **kwargs):
+        self.ranges = ranges
+        super().__init__(*args, **kwargs)
+
+    def end_headers(self):
+        self.send_header("Accept-Ranges", "bytes" if self.ranges else "none")
+        super().end_headers()
+
+    def do_GET(self):
+        path, wanted = Path(self.translate_path(self.path)), self.headers.get("Range")
+        if not (self.ranges and wanted and path.is_file()):
+            return super().do_GET()
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        body = path.read_bytes()[int(first) : int(last) + 1]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        return None
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(params=["path", "relative", "file", "memory", "http", "http without ranges"])
+def base(request, tmp_path, monkeypatch):
+    """The URL of a folder with x.tar (plain) and packed.tar (gzip), in each kind of store."""
+    files = {"x.tar": DATA, "packed.tar": PACKED, "empty.tar": b""}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    if request.param == "memory":
+        fsspec.filesystem("memory").pipe({f"/{tmp_path.name}/{name}": data for name, data in files.items()})
+        yield f"memory://{tmp_path.name}/"
+    elif request.param.startswith("http"):
+        handler = partial(Server, directory=tmp_path, ranges=request.param == "http")
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+            yield f"http://127.0.0.1:{server.server_port}/"
+            server.shutdown()
+    else:
+        monkeypatch.chdir(tmp_path.parent)
+        yield {"path": f"{tmp_path}/", "relative": f"{tmp_path.name}/", "file": f"file://{tmp_path}/"}[request.param]
+
+
+@pytest.mark.parametrize("name", ["x.tar", "packed.tar"])
+def test_every_store_gives_the_same_stream(base, name):
+    for start in (0, 1, 99_999, 200_000, len(DATA)):
+        with open_shard(base + name, start=start) as stream:
+            assert stream.compressed == (name == "packed.tar")
+            assert stream.position == start
+            assert stream.read(3) == DATA[start : start + 3]
+            assert stream.skip(100) == len(DATA[start + 3 : start + 103])
+            assert stream.read(0) == b""
+            assert stream.read(10**6) == DATA[start + 103 :]
+            assert (stream.read(5), stream.skip(5)) == (b"", 0)
+            assert stream.position == len(DATA)
+
+
+@pytest.mark.parametrize("name", ["x.tar", "packed.tar"])
+def test_every_store_gives_the_same_ranges(base, name):
+    ranges = [(200_000, 50), (0, 10), (5, 10), (199_990, 9), (5, 3), (len(DATA) - 7, 7)]
+    assert read_ranges(base + name, ranges) == [DATA[start : start + n] for start, n in ranges]
+    assert read_ranges(base + name, []) == []
+
+
+def test_an_empty_file_is_an_empty_stream(base):
+    with open_shard(base + "empty.tar") as stream:
+        assert (stream.read(512), stream.skip(1), stream.compressed) == (b"", 0, False)
+
+
+def test_a_missing_shard(base):
+    for use in (open_shard, partial(open_shard, start=5), partial(read_ranges, ranges=[(0, 1)]), read_file):
+        with pytest.raises(ShardError, match=r"no\.tar: not found") as raised:
+            use(base + "no.tar")
+        assert (raised.value.reason, raised.value.url) == ("missing", base + "no.tar")
+
+
+@pytest.mark.parametrize("name", ["x.tar", "packed.tar"])
+def test_a_shard_shorter_than_it_was(base, name):
+    with pytest.raises(ShardError, match="ends before") as raised:
+        open_shard(base + name, start=len(DATA) + 1)
+    assert (raised.value.reason, raised.value.offset) == ("truncated", len(DATA))
+    with pytest.raises(ShardError) as raised:
+        read_ranges(base + name, [(0, 5), (len(DATA) - 5, 6)])
+    assert (raised.value.reason, raised.value.offset) == ("truncated", len(DATA))
+
+
+def test_a_shard_that_cannot_be_read(tmp_path):
+    for use, url in (
+        (open_shard, str(tmp_path)),
+        (open_shard, "nosuchscheme://x.tar"),
+        (partial(open_shard, start=5), "broken://b/x.tar"),
+        (partial(read_ranges, ranges=[(0, 1)]), "broken://b/x.tar"),
+        (read_file, "broken://b/x.tar"),
+    ):
+        with pytest.raises(ShardError, match="cannot be read") as raised:
+            use(url)
+        assert (raised.value.reason, raised.value.url) == ("unreadable", url)
+    assert "no credentials" in str(raised.value)
+
+
+@pytest.mark.parametrize("end", [1, 2, 9, 11, 200, len(PACKED) - 1, len(PACKED) - 9])
+def test_a_cut_gzip(tmp_path, end):
+    (tmp_path / "x.tar").write_bytes(PACKED[:end])
+    if end == 1:  # too short to be recognised
+        with open_shard(str(tmp_path / "x.tar")) as stream:
+            assert stream.read(10) == PACKED[:1]
+        return
+    found = []
+    with open_shard(str(tmp_path / "x.tar")) as stream:
+        with pytest.raises(ShardError, match="broken gzip") as raised:
+            found.extend(iter(partial(stream.read, 512), b""))
+        assert (raised.value.reason, raised.value.offset) == ("bad_gzip", stream.position)
+    assert b"".join(found) == DATA[: stream.position]
+
+
+def test_ranges_of_a_cut_gzip(tmp_path):
+    (tmp_path / "x.tar").write_bytes(PACKED[:200])
+    with pytest.raises(ShardError, match="broken gzip"):
+        read_ranges(str(tmp_path / "x.tar"), [(len(DATA) - 1, 1)])
+
+
+def test_gzip_with_a_wrong_checksum(tmp_path):
+    (tmp_path / "x.tar").write_bytes(PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:])
+    with open_shard(str(tmp_path / "x.tar")) as stream:
+        assert stream.read(len(DATA)) == DATA
+        with pytest.raises(ShardError, match="broken gzip"):
+            stream.read(1)
+
+
+def test_a_store_that_fails_half_way():
+    with open_shard("broken://b/x.tar") as stream:
+        assert stream.read(5) == DATA[:5]
+        with pytest.raises(ShardError, match="server went away") as raised:
+            stream.read(200_000)
+    assert (raised.value.reason, raised.value.offset) == ("unreadable", 5)
+
+
+def test_streams_of_one_shard_are_independent(base):
+    with open_shard(base + "x.tar") as one, open_shard(base + "x.tar", start=700) as other:
+        for _ in range(5):
+            one.read(1000)
+            other.read(300)
+        assert one.read(10) == DATA[5000:5010]
+        assert other.read(10) == DATA[2200:2210]
+
+
+def test_descriptors_are_closed(tmp_path):
+    (tmp_path / "x.tar").write_bytes(PACKED)
+    (tmp_path / "y.tar").write_bytes(PACKED[:50])
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        open_shard(str(tmp_path / "x.tar")).close()
+        with pytest.raises(ShardError):
+            open_shard(str(tmp_path / "x.tar"), start=10**9)
+        with pytest.raises(ShardError):
+            open_shard(str(tmp_path / "y.tar"), start=10**5)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+# --- requests ----------------------------------------------------------------------------------------------------
+
+
+def test_neighbouring_ranges_share_a_request():
+    fsspec.filesystem("memory").pipe("/near/x.tar", DATA)
+    ranges = [(1000, 100), (1200, 100), (100_000, 50), (100_060, 40), (101_000, 50)]
+    with recorded() as requests:
+        found = read_ranges("memory://near/x.tar", ranges, gap=5000)
+    assert found == [DATA[start : start + n] for start, n in ranges]
+    # the first three hold 100 bytes unasked for of 300, then 10 of 100; joining the last would make it 910 of 1,050
+    assert requests == [(0, 2), (1000, 1300), (100_000, 100_100), (101_000, 101_050)]
+
+
+def test_a_gzip_shard_is_read_once():
+    fsspec.filesystem("memory").pipe("/once/x.tar.gz", PACKED)
+    ranges = [(200_000, 5), (3, 5)]
+    with recorded() as requests:
+        assert read_ranges("memory://once/x.tar.gz", ranges) == [DATA[start : start + n] for start, n in ranges]
+    assert requests == [(0, 2)]  # to see that it is gzip; the rest is one stream
+
+
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 300)), min_size=1, max_size=30),
+    gap=st.sampled_from([0, 50, 10**6]),
+)
+def test_at_most_twice_the_bytes_are_requested(ranges, gap):
+    fsspec.filesystem("memory").pipe("/twice/x.tar", DATA)
+    with recorded() as requests:
+        found = read_ranges("memory://twice/x.tar", ranges, gap=gap)
+    assert found == [DATA[start : start + n] for start, n in ranges]
+    wanted = {byte for start, n in ranges for byte in range(start, start + n)}
+    spans = requests[1:]
+    assert sum(end - start for start, end in spans) <= 2 * len(wanted)
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(spans))
+
+
+# --- listing -----------------------------------------------------------------------------------------------------
+
+
+def test_listing_keeps_the_form_of_the_pattern(base):
+    if base.startswith("http"):
+        assert list_files(base + "*.tar") == [base + name for name in ("empty.tar", "packed.tar", "x.tar")]
+        return
+    names = list_files(base + "*.tar")
+    assert [name.rpartition("/")[2] for name in names] == ["empty.tar", "packed.tar", "x.tar"]
+    assert [read_file(name) for name in names] == [b"", PACKED, DATA]
+    assert all(name.startswith(base.replace("memory://", "memory:///")) for name in names)
+    assert list_files(base + "[x]*") == names[2:]
+    assert list_files(base + "*.zip") == []
+
+
+def test_listing_passes_over_folders(tmp_path):
+    (tmp_path / "a.tar").mkdir()
+    (tmp_path / "b.tar").touch()
+    assert list_files(f"{tmp_path}/*.tar") == [f"{tmp_path}/b.tar"]
