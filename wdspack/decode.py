@@ -1,0 +1,143 @@
+"""The images of some packs, decoded into one tensor, each image by one task of a thread pool.
+
+The tensor is allocated once and filled in place, already normalised if asked for: pixels are written where the model
+reads them. An image that cannot be decoded costs its own sample only: the sample's rows are cut out afterwards.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+
+import torch
+
+from wdspack import images
+from wdspack.errors import SampleError
+from wdspack.run import Run
+from wdspack.types import EncodedImage, Sample
+
+BLANK_VALUE = 255  # white: not zero once normalised (transformers takes all-zero tiles for padding)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What became of one pack.
+
+    samples: those whose images could all be decoded. rows: its rows of the tensor. failed: the other samples, why.
+    """
+
+    samples: tuple[Sample, ...]
+    rows: slice
+    failed: tuple[tuple[Sample, SampleError], ...]
+
+
+@dataclass(slots=True)
+class _Part:
+    """The rows of one sample; a blank image has no sample."""
+
+    start: int
+    stop: int
+    sample: Sample | None = None
+    tasks: list[Future[None]] = field(default_factory=list)
+    error: SampleError | None = None
+
+
+class Decoding:
+    """Starts decoding when made; `result` waits for it.
+
+    groups: the samples of each pack. executor: None decodes here and now.
+    """
+
+    def __init__(
+        self, run: Run, groups: Sequence[Sequence[Sample]], *, normalize: bool, executor: Executor | None
+    ) -> None:
+        self._run, self._normalize = run, normalize
+        layout, row = run.config.layout, 0
+        self._packs: list[list[_Part]] = []
+        for samples in groups:
+            parts = []
+            for sample in samples:
+                start = row
+                row += sum(layout.pixel_rows(image.grid) for image in sample.images)
+                parts.append(_Part(start, row, sample))
+            if needs_blank(run, samples):
+                start = row
+                row += layout.pixel_rows(layout.blank())
+                parts.append(_Part(start, row))
+            self._packs.append(parts)
+        dtype = torch.float32 if normalize else torch.uint8
+        self._pixels = torch.empty((row, *layout.pixel_shape), dtype=dtype)
+        for part in (part for parts in self._packs for part in parts):
+            self._start(part, executor)
+
+    def result(self) -> tuple[torch.Tensor, list[Decoded]]:
+        """All rows, (ΣN, …), and what became of each pack."""
+        for part in (part for parts in self._packs for part in parts):
+            for task in part.tasks:
+                try:
+                    task.result()
+                except SampleError as error:
+                    part.error = error
+        if any(part.error for parts in self._packs for part in parts):
+            self._compact()
+        decoded = []
+        for parts in self._packs:
+            kept = [part for part in parts if part.error is None]
+            failed = tuple((p.sample, p.error) for p in parts if p.sample is not None and p.error is not None)
+            samples = tuple(part.sample for part in kept if part.sample is not None)
+            rows = slice(kept[0].start, kept[-1].stop) if kept else slice(0, 0)
+            decoded.append(Decoded(samples, rows, failed))
+        return self._pixels, decoded
+
+    def cancel(self) -> None:
+        """Gives up what has not begun."""
+        for task in (task for parts in self._packs for part in parts for task in part.tasks):
+            task.cancel()
+
+    def _start(self, part: _Part, executor: Executor | None) -> None:
+        if part.sample is None:
+            self._write(self._pixels[part.start : part.stop], None)
+            return
+        row = part.start
+        for image in part.sample.images:
+            out = self._pixels[row : row + self._run.config.layout.pixel_rows(image.grid)]
+            row += len(out)
+            if executor is not None:
+                part.tasks.append(executor.submit(self._write, out, image))
+            elif part.error is None:
+                try:
+                    self._write(out, image)
+                except SampleError as error:
+                    part.error = error
+
+    def _write(self, out: torch.Tensor, image: EncodedImage | None) -> None:
+        layout = self._run.config.layout
+        tiles = torch.empty(out.shape, dtype=torch.uint8) if self._normalize else out
+        if image is None:
+            tiles.fill_(BLANK_VALUE)
+        else:
+            images.render(image.data, image.info, image.grid, layout, tiles)
+        if self._normalize:
+            images.normalize(tiles, layout.mean, layout.std, out=out)
+
+    def _compact(self) -> None:
+        """Cuts failed samples' rows out; a pack left without images gets the blank one it may need."""
+        pieces, row = [], 0
+        for parts in self._packs:
+            kept = [part for part in parts if part.error is None]
+            if len(kept) < len(parts) and needs_blank(self._run, [p.sample for p in kept if p.sample is not None]):
+                layout = self._run.config.layout
+                blank = self._pixels.new_empty((layout.pixel_rows(layout.blank()), *layout.pixel_shape))
+                self._write(blank, None)
+                kept.append(_Part(0, 0))
+                parts.append(kept[-1])
+            for part in kept:
+                piece = blank if part.sample is None and part.stop == 0 else self._pixels[part.start : part.stop]
+                pieces.append(piece)
+                part.start, part.stop = row, row + len(piece)
+                row += len(piece)
+        self._pixels = torch.cat(pieces) if pieces else self._pixels[:0]
+
+
+def needs_blank(run: Run, samples: Sequence[Sample]) -> bool:
+    """A pack without images gets a blank one where the config requires images (a filler too)."""
+    return run.config.require_image and not any(sample.images for sample in samples)

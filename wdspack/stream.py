@@ -1,0 +1,257 @@
+"""What runs while a loader is iterated: workers, the thread that fetches from them, and decoding ahead.
+
+    worker processes          one thread        the consumer's thread        a pool of threads
+    Lane ─▶ Slot (encoded) ─▶ queue ──────────▶ steps ─▶ compose ─▶ Decoding ─▶ decode, resize, normalise
+                                                          ▲  fillers, skips        into the batch's tensor
+
+Workers hand over compressed images and tokens, so pixels cross no process boundary. Whatever ranks must agree on (who
+still has packs, in a finite run) is asked in the consumer's thread, without waiting for the answer until the batch that
+needs it is due: the ranks are in step there anyway.
+"""
+
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from wdspack.bookmark import Bookmark
+from wdspack.dataset import Slot, slots
+from wdspack.decode import Decoding
+from wdspack.errors import WdspackError
+from wdspack.lane import Packed
+from wdspack.run import Run
+from wdspack.state import Delivered
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How the loader works; nothing in it changes what it yields but the form."""
+
+    batch_size: int | None
+    num_workers: int
+    process_group: Any
+    normalize: bool
+    prefetch: int
+    prefetch_factor: int
+    decode_threads: int
+    multiprocessing_context: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One of this rank's slots. slot: the global slot from which all ranks go on after it."""
+
+    lane: int
+    packed: Packed | None
+    filler: bool
+    slot: int
+
+    @property
+    def is_pack(self) -> bool:
+        return self.filler or bool(self.packed and self.packed.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some steps and the decoding of the packs among them; at the end of a run, steps without any pack."""
+
+    steps: tuple[Step, ...]
+    decoding: Decoding
+
+
+class Stream:
+    """Everything that runs while a loader is iterated, and is thrown away when it stops."""
+
+    def __init__(
+        self, run: Run, delivered: Delivered, rank: int, world_size: int, group: Any, settings: Settings
+    ) -> None:
+        self._run, self._rank, self._world_size, self._group = run, rank, world_size, group
+        self._settings = settings
+        marks = delivered.bookmarks()
+        self._slot = delivered.slot
+        self._live = set(delivered.own) - {lane for lane, mark in marks.items() if mark.ended}
+        loader = DataLoader(
+            _Slots(run, rank, world_size, delivered.slot, marks),
+            batch_size=None,
+            num_workers=settings.num_workers,
+            collate_fn=_as_it_is,
+            prefetch_factor=settings.prefetch_factor if settings.num_workers else None,
+            multiprocessing_context=settings.multiprocessing_context if settings.num_workers else None,
+            generator=torch.Generator(),  # DataLoader would draw from the global one
+        )
+        self._queue: queue.Queue[Slot | _Failure] = queue.Queue(maxsize=2 * (settings.batch_size or 1))
+        self._stopped = stop = threading.Event()
+        # Forked workers start here, before the threads.
+        feeder = threading.Thread(
+            target=_feed, args=(iter(loader), self._queue, stop), name="wdspack-feeder", daemon=True
+        )
+        self._pool = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="wdspack-decode")
+        # Also at exit: a daemon thread must not be inside C++ code when the interpreter goes down.
+        self._finalizer = weakref.finalize(self, _stop, stop, feeder, self._pool)
+        feeder.start()
+        self._patient = False  # whether `_steps` may block
+        self._steps_left = self._steps()
+        self._partial: list[Step] = []
+        self._in_flight: deque[Batch] = deque()
+        self._done = False
+
+    def next(self) -> Batch:
+        """The next batch, its decoding begun."""
+        while not self._done and len(self._in_flight) < self._settings.prefetch:
+            self._patient = not self._in_flight
+            if (batch := self._compose()) is None:
+                break
+            self._in_flight.append(batch)
+        return self._in_flight.popleft() if self._in_flight else self._batch()
+
+    def close(self) -> None:
+        for batch in self._in_flight:
+            batch.decoding.cancel()
+        self._finalizer()
+
+    def _compose(self) -> Batch | None:
+        """The next batch, or None when that cannot be without waiting."""
+        size = self._settings.batch_size or 1
+        while (packs := sum(step.is_pack for step in self._partial)) < size:
+            try:
+                step = next(self._steps_left)
+            except StopIteration:
+                self._done = True
+                if packs:
+                    self._partial += [self._step(None, filler=True) for _ in range(size - packs)]
+                break
+            if step is None:
+                return None
+            self._partial.append(step)
+        return self._batch()
+
+    def _batch(self) -> Batch:
+        steps, self._partial = tuple(self._partial), []
+        groups = [step.packed.samples if step.packed else () for step in steps if step.is_pack]
+        return Batch(steps, Decoding(self._run, groups, normalize=self._settings.normalize, executor=self._pool))
+
+    def _steps(self) -> Iterator[Step | None]:
+        """This rank's slots in order; None where going on would mean waiting and `_patient` is False.
+
+        In a finite run over several ranks, a slot that some ranks fill and this one does not is a filler, and one that
+        no rank fills is passed over. A pack says whether it is its lane's last, so one exchange before each round of
+        the lanes tells everybody who will fill which slot in it; only in the first round, in which a lane may turn out
+        empty, there is one for every slot.
+        """
+        shared = self._group is not None
+        everyone, first_round = self._live, True
+        while shared or self._live:
+            if shared and not first_round:
+                everyone = yield from self._agree(self._live)
+                if not everyone:
+                    return
+            for _ in range(self._run.lanes // self._world_size):
+                slot = yield from self._take()
+                there = bool(slot.packed and slot.packed.samples)
+                if shared and first_round:
+                    everyone = yield from self._agree({slot.lane} if there else set())
+                peers = {(self._slot + rank) % self._run.lanes for rank in range(self._world_size)}
+                if slot.packed is None or slot.packed.last:
+                    self._live.discard(slot.lane)
+                yield self._step(slot.packed, filler=shared and not there and not peers.isdisjoint(everyone))
+                if not shared and not self._live:
+                    return
+            first_round = False
+
+    def _step(self, packed: Packed | None, *, filler: bool) -> Step:
+        lane = (self._slot + self._rank) % self._run.lanes
+        self._slot += self._world_size
+        return Step(lane, packed, filler, self._slot)
+
+    def _take(self) -> Generator[None, None, Slot]:
+        while True:
+            try:
+                found = self._queue.get(block=self._patient, timeout=1)
+            except queue.Empty:
+                if self._stopped.is_set():
+                    raise WdspackError("the loader was closed while a batch was waited for") from None
+                if not self._patient:
+                    yield None
+                continue
+            if isinstance(found, _Failure):
+                raise found.error
+            return found
+
+    def _agree(self, lanes: set[int]) -> Generator[None, None, set[int]]:
+        """The union of all ranks' lanes."""
+        flags = torch.zeros(self._run.lanes, dtype=torch.uint8)
+        flags[sorted(lanes)] = 1
+        work = distributed.all_reduce(flags, distributed.ReduceOp.MAX, group=self._group, async_op=True)
+        while not self._patient and not work.is_completed():
+            yield None
+        work.wait()
+        return set(flags.nonzero().flatten().tolist())
+
+
+class _Slots(IterableDataset[Slot]):
+    """What a worker process iterates: its slots, and, in its place, an error."""
+
+    def __init__(self, run: Run, rank: int, world_size: int, start: int, bookmarks: dict[int, Bookmark]) -> None:
+        self._run, self._rank, self._world_size = run, rank, world_size
+        self._start, self._bookmarks = start, bookmarks
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        try:
+            yield from slots(
+                self._run,
+                rank=self._rank,
+                world_size=self._world_size,
+                worker=worker,
+                workers=workers,
+                start=self._start,
+                bookmarks=self._bookmarks,
+            )
+        except WdspackError as error:  # whole, where DataLoader would wrap its text
+            yield _Failure(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: BaseException
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def _feed(items: Iterator[Any], into: "queue.Queue[Any]", stop: threading.Event) -> None:
+    """Moves items into a queue until told to stop; an error goes the same way."""
+    try:
+        for item in items:
+            if not _put(into, item, stop):
+                return
+        error: BaseException = WdspackError("a worker stopped before its lanes had ended")
+    except BaseException as caught:
+        error = caught
+    _put(into, _Failure(error), stop)
+
+
+def _put(into: "queue.Queue[Any]", item: Any, stop: threading.Event) -> bool:
+    while not stop.is_set():
+        try:
+            into.put(item, timeout=0.1)
+            return True
+        except queue.Full:
+            continue
+    return False
+
+
+def _stop(stop: threading.Event, feeder: threading.Thread, pool: ThreadPoolExecutor) -> None:
+    stop.set()
+    pool.shutdown(wait=True, cancel_futures=True)
+    feeder.join(timeout=10)  # at most one item's work, unless a worker hangs
