@@ -1,0 +1,6 @@
+"""`python -m wdspack` is `wdspack`."""
+
+from wdspack.cli import main
+
+if __name__ == "__main__":
+    main()
