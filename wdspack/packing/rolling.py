@@ -11,11 +11,12 @@ same whatever the size of the buffer, keeps samples in nearly their order, and b
 import heapq
 from bisect import insort
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import ceil
 from typing import Generic, TypeVar
 
 from wdspack.errors import ConfigError
-from wdspack.hashing import uniform
+from wdspack.hashing import mix64, uniform
 from wdspack.packing.budget import Budget, Totals, plus, total
 from wdspack.packing.subset import closest_subset
 from wdspack.types import Size
@@ -39,7 +40,10 @@ BINDING = 0.8  # of a limit: where a mean pack has as much of images or tiles, t
 
 def priority(seed: int, lane: int, arrival: int, buffer_size: int, shuffle: bool) -> float:
     """When a sample should leave, counted in arrivals: its own number, or when shuffling up to a buffer later."""
-    return arrival + (uniform(seed, lane, arrival) * buffer_size if shuffle else 0)
+    return arrival + (uniform(_lane_key(seed, lane), arrival) * buffer_size if shuffle else 0)
+
+
+_lane_key = lru_cache(maxsize=1024)(mix64)
 
 
 class RollingPacker(Generic[T]):
@@ -129,7 +133,8 @@ class RollingPacker(Generic[T]):
         packs, *packed = self.totals
         gone = total(sizes[index] for index in leaving)
         self.totals = Totals(packs + 1, *plus(packed, gone))
-        self._held = Size(*(held - left for held, left in zip(self._held, gone, strict=True)))
+        held = self._held
+        self._held = Size(held[0] - gone[0], held[1] - gone[1], held[2] - gone[2])
         return pack
 
     def _aim(self) -> tuple[int, float]:
