@@ -130,6 +130,40 @@ def test_blank_image_gives_vision_gradients(shards, tokenizer_path):
     assert len(meta["keys"][0]) == 1 + sum(key != ("", "blank") for key in meta["keys"][0])
 
 
+def test_packed_equals_unpacked_for_llava(shards, tokenizer_path):
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+    layout = wdspack.FixedLayout(size=32, tokens=16)
+    corpus = shards(counts=[16], images=2)
+    config = wdspack.DataConfig(sources=corpus.urls, tokenizer=tokenizer_path, layout=layout, seq_len=256, epochs=1)
+    loader = wdspack.make_loader(config, batch_size=2)
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = LlavaForConditionalGeneration(
+        LlavaConfig(
+            vision_config={"model_type": "clip_vision_model", **small, "image_size": 32, "patch_size": 8},
+            text_config={"model_type": "llama", **small, "num_key_value_heads": 2, "vocab_size": len(loader.tokenizer)},
+            image_token_index=loader.tokenizer.convert_tokens_to_ids("<image>"),
+            image_seq_length=16,
+        )
+    ).eval()
+    seen = 0
+    for batch in loader:
+        meta = batch.pop("meta")
+        images = 0
+        with torch.no_grad():
+            packed = model(**batch).logits
+            for row in range(2):
+                boundaries = meta["cu_seqlens"][row].tolist()
+                for number, n in enumerate(meta["images_per_segment"][row].tolist()):
+                    span = slice(boundaries[number], boundaries[number + 1])
+                    pixels = batch["pixel_values"][images : images + n] if n else None
+                    alone = model(input_ids=batch["input_ids"][row, span][None], pixel_values=pixels, use_cache=False)
+                    torch.testing.assert_close(packed[row, span], alone.logits[0], atol=1e-5, rtol=0)
+                    images, seen = images + n, seen + 1
+    assert seen == 16
+
+
 def test_native_positions_are_those_of_qwen2_vl(shared: Path, shards):
     """The model's own rule, segment by segment, and logits of packed and unpacked samples."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration

@@ -13,16 +13,17 @@ import torch
 from wdspack import images
 from wdspack.assemble import IGNORE
 from wdspack.errors import ConfigError
-from wdspack.layouts import Layout, NativeLayout
+from wdspack.layouts import Layout, NativeLayout, TileLayout
 
 
 def collate(packs: Sequence[dict[str, Any]], layout: Layout, pixels: torch.Tensor) -> dict[str, Any]:
     """B packs → the keyword arguments of a transformers model, and `meta` with everything else.
 
-    pixels: the rows of all packs, (ΣN, 3, H, W) or (patches, …), normalised or still uint8. The batch has them as
-    (1, ΣN, 3, H, W), unpadded (NativeLayout: as they are), or None where no pack has an image.
+    pixels: the rows of all packs, (ΣN, 3, H, W) or (patches, …), normalised or still uint8. The batch has them
+    unpadded, as the models want them: SmolVLM (1, ΣN, 3, H, W), LLaVA and Qwen2-VL as they are; None where no pack has
+    an image.
     """
-    native = isinstance(layout, NativeLayout)
+    native, tiled = isinstance(layout, NativeLayout), isinstance(layout, TileLayout)
     cu_seqlens, longest, start = [torch.zeros(1, dtype=torch.int32)], 0, 0
     for pack in packs:
         boundaries = pack["cu_seqlens"]
@@ -35,7 +36,7 @@ def collate(packs: Sequence[dict[str, Any]], layout: Layout, pixels: torch.Tenso
         "labels": torch.stack([pack["labels"] for pack in packs]),
         # (B, L), or (4, B, L) with multimodal RoPE
         "position_ids": torch.stack([pack["position_ids"] for pack in packs], dim=-2),
-        "pixel_values": None if not len(pixels) else pixels if native else pixels[None],
+        "pixel_values": None if not len(pixels) else pixels[None] if tiled else pixels,
         "cu_seq_lens_q": flat,
         "cu_seq_lens_k": flat,
         "max_length_q": longest,
