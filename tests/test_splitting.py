@@ -346,3 +346,15 @@ def test_a_replaced_shard_is_noticed_on_resuming(shards, config):
     again.load_state_dict(state)
     with pytest.raises(wdspack.ResumeError, match=r"replaced|as it was"):
         list(again)
+
+
+def test_a_dataset_that_raised_goes_on_at_the_pack_it_could_not_give(shards, config):
+    corpus = shards(counts=[30, 30], broken_image=0.1, images=1)
+    dataset = wdspack.PackedDataset(config(corpus.urls, lanes=2, epochs=1, on_error="raise"))
+    packs = []
+    with pytest.raises(wdspack.SampleError):
+        packs.extend(dataset)
+    assert dataset.state_dict()["slot"] == len(packs)
+    with pytest.raises(wdspack.SampleError):
+        next(iter(dataset))
+    assert dataset.state_dict()["slot"] == len(packs)

@@ -193,13 +193,12 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         )
         while live:
             slot = next(stream)
-            delivered.slot += self.world_size * workers
+            pack = self._finish(slot.packed, delivered) if slot.packed else {}
+            delivered.slot += self.world_size * workers  # not before: an image may have failed under on_error="raise"
             if slot.packed is None or slot.packed.last:
                 live.discard(slot.lane)
-            if slot.packed is not None:
-                pack = self._finish(slot.packed, delivered)
-                if slot.packed.samples:
-                    yield pack
+            if slot.packed and slot.packed.samples:
+                yield pack
         if len(delivered.own) == self._run.lanes:
             delivered.check_end()
 

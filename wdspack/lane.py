@@ -92,21 +92,17 @@ class Lane:
             )
 
     def __iter__(self) -> Iterator[Packed]:
-        while not self._ended:
-            self._fill()
-            if not len(self._packer):
-                self._ended = True
-                yield self._emit([])
-                return
-            chosen = self._packer.pop()
-            if not len(self._packer):
-                self._fill()  # to know whether this pack is the last
-            self._ended = not len(self._packer)
-            yield self._emit(chosen)
-
-    def close(self) -> None:
-        for reader in self._readers:
-            reader.close()
+        try:
+            while not self._ended:
+                self._fill()
+                chosen = self._packer.pop() if len(self._packer) else []
+                if not len(self._packer):
+                    self._fill()  # to know whether this pack is the last
+                self._ended = not len(self._packer)
+                yield self._emit(chosen)
+        finally:
+            for reader in self._readers:
+                reader.close()
 
     def _fill(self) -> None:
         """Reads until the buffer is full or every source has ended."""
