@@ -3,45 +3,61 @@
 import gzip
 import http.server
 import itertools
+import random
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from fsspec.spec import AbstractBufferedFile
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdspack.errors import ShardError
-from wdspack.storage import list_files, open_shard, read_file, read_ranges
+from wdspack.config import Reading
+from wdspack.errors import ConfigError, ShardError
+from wdspack.storage import Access, list_files, open_shard, read_file, read_ranges, stat_shard
+from wdspack.storage.access import Budget
 
 DATA = bytes(range(256)) * 1000 + b"the end"
 PACKED = gzip.compress(DATA[:100_000]) + gzip.compress(DATA[100_000:])  # two members
 
 
-class Broken(MemoryFileSystem):
-    """Streams 100,000 bytes, then fails; gives no ranges."""
+class Store(AbstractFileSystem):
+    """A store like any that fsspec knows: one file of DATA, read by ranges. What is in `failures` is raised first."""
 
-    protocol = "broken"
+    protocol = "store"
+    cachable = False
+    failures: ClassVar[list[Exception]] = []
+    ranges: ClassVar[list[tuple[int, int]]] = []
+    mtime = 1
 
-    def cat_file(self, *_, **__):
-        raise PermissionError("no credentials")
+    def info(self, path, **_):
+        return {"name": path, "size": len(DATA), "type": "file", "mtime": Store.mtime}
 
-    def _open(self, path, mode="rb", **_):
-        return BrokenFile(self, path, mode, size=10**6, cache_type="none")
+    def _open(self, path, mode="rb", **kwargs):
+        return StoreFile(self, path, mode, size=len(DATA), **kwargs)
 
 
-class BrokenFile(AbstractBufferedFile):
+class StoreFile(AbstractBufferedFile):
     def _fetch_range(self, start, end):
-        if end > 100_000:
-            raise TimeoutError("the server went away")
+        Store.ranges.append((start, end))
+        if Store.failures:
+            raise Store.failures.pop(0)
         return DATA[start:end]
 
 
-fsspec.register_implementation("broken", Broken, clobber=True)
+fsspec.register_implementation("store", Store, clobber=True)
+
+
+@pytest.fixture
+def store():
+    Store.failures, Store.ranges, Store.mtime = [], [], 1
+    return Store
 
 
 @contextmanager
@@ -75,8 +91,14 @@ class Server(http.server.SimpleHTTPRequestHandler):
         if not (self.ranges and wanted and path.is_file()):
             return super().do_GET()
         first, _, last = wanted.removeprefix("bytes=").partition("-")
-        body = path.read_bytes()[int(first) : int(last) + 1]
+        whole = path.read_bytes()
+        body = whole[int(first) : int(last) + 1]
+        if not body:
+            self.send_response(416)
+            self.end_headers()
+            return None
         self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{int(first) + len(body) - 1}/{len(whole)}")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -149,18 +171,31 @@ def test_a_shard_shorter_than_it_was(base, name):
     assert (raised.value.reason, raised.value.offset) == ("truncated", len(DATA))
 
 
-def test_a_shard_that_cannot_be_read(tmp_path):
+def test_a_shard_that_cannot_be_read(tmp_path, store):
     for use, url in (
         (open_shard, str(tmp_path)),
-        (open_shard, "nosuchscheme://x.tar"),
-        (partial(open_shard, start=5), "broken://b/x.tar"),
-        (partial(read_ranges, ranges=[(0, 1)]), "broken://b/x.tar"),
-        (read_file, "broken://b/x.tar"),
+        (partial(open_shard, start=5), "store://x.tar"),
+        (partial(read_ranges, ranges=[(0, 1)]), "store://x.tar"),
+        (read_file, "store://x.tar"),
     ):
+        store.failures = [ValueError("no such thing")]
         with pytest.raises(ShardError, match="cannot be read") as raised:
             use(url)
         assert (raised.value.reason, raised.value.url) == ("unreadable", url)
-    assert "no credentials" in str(raised.value)
+    assert "no such thing" in str(raised.value)
+
+
+def test_a_scheme_or_option_that_does_not_exist():
+    for use in (open_shard, read_file, list_files, stat_shard, partial(read_ranges, ranges=[(0, 1)])):
+        with pytest.raises(ConfigError, match="nosuchscheme"):
+            use("nosuchscheme://x.tar")
+    with pytest.raises(ConfigError, match=r"unexpected keyword argument 'endpoint'.*check .*storage_options"):
+        read_file(
+            "s3://bucket/x.tar",
+            storage_options={
+                "endpoint": "http://127.0.0.1:1",
+            },
+        )
 
 
 @pytest.mark.parametrize("end", [1, 2, 9, 11, 200, len(PACKED) - 1, len(PACKED) - 9])
@@ -192,12 +227,61 @@ def test_gzip_with_a_wrong_checksum(tmp_path):
             stream.read(1)
 
 
-def test_a_store_that_fails_half_way():
-    with open_shard("broken://b/x.tar") as stream:
-        assert stream.read(5) == DATA[:5]
-        with pytest.raises(ShardError, match="server went away") as raised:
-            stream.read(200_000)
-    assert (raised.value.reason, raised.value.offset) == ("unreadable", 5)
+def test_a_store_that_fails_for_a_while(store):
+    store.failures = [TimeoutError("too busy"), ConnectionResetError("gone"), OSError("no route"), EOFError]
+    store.failures.pop()
+    access = Access()
+    with open_shard("store://x.tar", access=access) as stream:
+        assert stream.read(len(DATA)) == DATA
+    del access.counts["waited_ms"]
+    assert access.counts == {
+        "requests": 4 + 1,  # and one to see that it is the same file in the end
+        "bytes": len(DATA),
+        "retried_stalled": 1,
+        "retried_reset": 2,
+    }
+
+
+def test_a_store_that_fails_for_good(store):
+    store.failures = [ConnectionResetError("gone")] * 1000
+    access = Access(Reading(retry_seconds=0.5))
+    with pytest.raises(ShardError, match=r"gone.* attempts in \d s without a byte") as raised:
+        open_shard("store://x.tar", access=access)
+    assert raised.value.reason == "unreadable"
+    assert access.counts["retried_reset"] >= 1
+
+
+@pytest.mark.parametrize("when", [0, 5, 10**6])
+def test_a_file_replaced_while_it_is_read_through_any_store(store, monkeypatch, when):
+    """Such stores cannot be told which version is meant: the file's end is held back until it proves to be the same."""
+    monkeypatch.setattr(Budget, "LARGEST", 50_000)
+    monkeypatch.setattr(Budget, "SMALLEST", 50_000)
+    with open_shard("store://x.tar", access=Access(Reading(prefetch_bytes=100_000))) as stream:
+        assert stream.read(when) == DATA[:when]
+        store.mtime = 2
+        if when < len(DATA):
+            with pytest.raises(ShardError, match="replaced while it was read") as raised:
+                list(iter(partial(stream.read, 10_000), b""))
+            assert raised.value.reason == "changed"
+            assert stream.position < len(DATA)
+
+
+@pytest.mark.parametrize("how", ["appended", "moved"])
+def test_a_local_file_written_to_while_it_is_read(tmp_path, how):
+    path = tmp_path / "x.tar"
+    path.write_bytes(DATA)
+    with open_shard(str(path)) as stream:
+        assert stream.read(1000) == DATA[:1000]
+        if how == "moved":  # over it: what was opened is still whole
+            (tmp_path / "new").write_bytes(b"other")
+            (tmp_path / "new").rename(path)
+            assert stream.read(10**6) == DATA[1000:]
+            return
+        with path.open("ab") as file:
+            file.write(b"more")
+        with pytest.raises(ShardError, match="replaced while it was read") as raised:
+            list(iter(partial(stream.read, 10_000), b""))
+    assert raised.value.reason == "changed"
 
 
 def test_streams_of_one_shard_are_independent(base):
@@ -222,6 +306,81 @@ def test_descriptors_are_closed(tmp_path):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+# --- servers that send whole files only --------------------------------------------------------------------------
+
+
+class Whole(http.server.BaseHTTPRequestHandler):
+    """Sends all of `content`, whatever is asked for; breaks the connection off or stalls as `faults` say."""
+
+    content: ClassVar[bytes] = b""
+    tag: ClassVar[str] = '"one"'
+    faults: ClassVar[list[tuple[str, int]]] = []
+    length: ClassVar[bool] = True
+
+    def do_GET(self):
+        kind, after = Whole.faults.pop(0) if Whole.faults else ("", len(self.content))
+        self.send_response(200)
+        if self.tag:
+            self.send_header("ETag", self.tag)
+        if self.length:
+            self.send_header("Content-Length", str(len(self.content)))
+        self.end_headers()
+        self.wfile.write(self.content[:after])
+        self.wfile.flush()
+        if kind == "stall":
+            time.sleep(3)
+        if kind == "replaced":
+            Whole.content = Whole.content[::-1]
+            Whole.tag = '"two"' if self.tag else ""
+
+    def handle(self):
+        with suppress(ConnectionError):
+            super().handle()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def whole():
+    Whole.content, Whole.tag, Whole.faults, Whole.length = random.Random(1).randbytes(7_000_000), '"one"', [], True
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Whole) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        yield f"http://127.0.0.1:{server.server_port}/x.tar"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("length", [True, False])
+def test_a_server_without_ranges_is_read_through(whole, tmp_path, length):
+    Whole.length = length
+    for settings in (Reading(), Reading(cache_dir=str(tmp_path), cache_bytes=10**9)):
+        access = Access(settings)
+        with open_shard(whole, access=access) as stream:
+            assert stream.read(10**8) == Whole.content
+        assert access.counts["bytes"] == len(Whole.content)
+    with open_shard(whole, start=6_000_000) as stream:
+        assert stream.read(10**8) == Whole.content[6_000_000:]
+    assert read_file(whole) == Whole.content
+    assert read_ranges(whole, [(5_500_000, 10), (3, 4)]) == [Whole.content[5_500_000:5_500_010], Whole.content[3:7]]
+
+
+def test_a_server_without_ranges_that_breaks_off_and_stalls(whole):
+    access = Access(Reading(stall_seconds=0.5))
+    Whole.faults = [("", 10), ("broken", 2_000_000), ("stall", 5_000_000), ("broken", 0)]  # first, ranges are asked for
+    with open_shard(whole, access=access) as stream:
+        assert stream.read(10**8) == Whole.content
+    retried = {why: n for why, n in access.counts.items() if why.startswith("retried")}
+    assert sum(retried.values()) >= 2
+    assert retried["retried_stalled"] == 1
+
+
+def test_a_file_replaced_on_a_server_without_ranges(whole):
+    Whole.faults = [("", 7_000_000), ("replaced", 2_000_000)]  # the first answer only shows that there are no ranges
+    with open_shard(whole) as stream, pytest.raises(ShardError, match="replaced while it was read") as raised:
+        stream.read(10**8)
+    assert raised.value.reason == "changed"
+
+
 # --- requests ----------------------------------------------------------------------------------------------------
 
 
@@ -240,7 +399,7 @@ def test_a_gzip_shard_is_read_once():
     ranges = [(200_000, 5), (3, 5)]
     with recorded() as requests:
         assert read_ranges("memory://once/x.tar.gz", ranges) == [DATA[start : start + n] for start, n in ranges]
-    assert requests == [(0, 2)]  # to see that it is gzip; the rest is one stream
+    assert requests == [(0, 2), (None, None)]  # to see that it is gzip; the rest is one stream
 
 
 @given(

@@ -66,6 +66,17 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How remote shards are read; nothing here changes what is read. The fields are those of `DataConfig`."""
+
+    prefetch_bytes: int = 128 << 20
+    retry_seconds: float = 120.0
+    stall_seconds: float = 20.0
+    cache_dir: str | None = None
+    cache_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """What to stream and how to pack it. Two runs with equal configs (and lanes) see the same packs.
 
@@ -88,6 +99,14 @@ class DataConfig:
         both; "raise" raises for both.
     max_drop_share: after 1,000 samples, raise when more than this share is dropped (over-long ones not counted).
     max_image_pixels: width × height above which an image is refused unread, as a decompression bomb.
+
+    How remote shards are read (none of it changes the packs):
+
+    prefetch_bytes: what each worker process may hold of shards ahead of the bytes it has come to.
+    retry_seconds: how long a shard may go without one new byte before it is given up.
+    stall_seconds: how long a request may stand still before it is made anew.
+    cache_dir: a local folder for copies of whole shards, shared by all processes of a host; None for none.
+    cache_bytes: how much of the disk the copies may fill; the least recently used go first.
     """
 
     sources: str | Source | Sequence[str | Source]
@@ -108,17 +127,33 @@ class DataConfig:
     on_error: OnError = "skip_samples"
     max_drop_share: float = 0.05
     max_image_pixels: int = 89_478_485  # above it Pillow warns
+    prefetch_bytes: int = Reading.prefetch_bytes
+    retry_seconds: float = Reading.retry_seconds
+    stall_seconds: float = Reading.stall_seconds
+    cache_dir: str | Path | None = None
+    cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sources", _sources(self.sources))
         for name, low, optional in (
             ("seq_len", 1, False), ("buffer_size", 1, False), ("max_image_pixels", 1, False), ("seed", 0, False),
             ("max_images", 1, True), ("max_tiles", 1, True), ("lanes", 1, True), ("epochs", 1, True),
+            ("prefetch_bytes", 1, False), ("cache_bytes", 1, True),
         ):  # fmt: skip
             checked = _integer(f"DataConfig.{name}", getattr(self, name), low=low, optional=optional)
             object.__setattr__(self, name, checked)
         share = _number("DataConfig.max_drop_share", self.max_drop_share, low=0, high=1)
         object.__setattr__(self, "max_drop_share", share)
+        for name, exclusive in (("retry_seconds", False), ("stall_seconds", True)):
+            seconds = _number(f"DataConfig.{name}", getattr(self, name), low=0, exclusive=exclusive)
+            object.__setattr__(self, name, seconds)
+        if self.cache_dir is not None and not (isinstance(self.cache_dir, str | Path) and str(self.cache_dir)):
+            raise ConfigError(f"DataConfig.cache_dir={self.cache_dir!r}: give the path of a local folder, or None")
+        if (self.cache_dir is None) != (self.cache_bytes is None):
+            raise ConfigError(
+                f"cache_dir={self.cache_dir!r} with cache_bytes={self.cache_bytes!r}: give both, the folder for copies "
+                "of shards and how many bytes of its disk they may fill, or neither"
+            )
         for name, allowed in (("balance", Balance), ("weigh", Weigh), ("on_long", OnLong), ("on_error", OnError)):
             if getattr(self, name) not in get_args(allowed):
                 choices = ", ".join(map(repr, get_args(allowed)))
@@ -136,6 +171,17 @@ class DataConfig:
     def source_list(self) -> tuple[Source, ...]:
         """`sources` as every part of the package sees it: a tuple of `Source`, each with a name of its own."""
         return cast(tuple[Source, ...], self.sources)
+
+    @property
+    def reading(self) -> Reading:
+        """The settings of the storage."""
+        return Reading(
+            prefetch_bytes=self.prefetch_bytes,
+            retry_seconds=self.retry_seconds,
+            stall_seconds=self.stall_seconds,
+            cache_dir=None if self.cache_dir is None else str(self.cache_dir),
+            cache_bytes=self.cache_bytes,
+        )
 
     def replace(self, **changes: Any) -> "DataConfig":
         """A copy with some fields changed, checked anew."""

@@ -89,7 +89,8 @@ def _expand(pattern: str, storage_options: Options) -> Iterator[str]:
     except (ValueError, AssertionError) as error:
         raise ConfigError(f"urls={pattern!r}: {error}; give {_SYNTAX}") from error
     for url in filter(None, urls):
-        path = url.partition("?")[0] if url.startswith(("http://", "https://")) else url  # there, ? begins a query
+        queried = url.startswith(("http://", "https://")) or "?versionId=" in url
+        path = url.partition("?")[0] if queried else url  # otherwise ? is a wildcard
         is_folder = path.endswith("/") or ("://" not in path and not path.endswith(_TAR) and isdir(path))
         try:
             if is_folder:
