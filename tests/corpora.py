@@ -1,11 +1,14 @@
 """Small corpora for tests: every text is unique, so a pack can be read back and its samples recognised."""
 
+import hashlib
 import io
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 import webdataset as wds
 from PIL import Image
 
@@ -37,6 +40,16 @@ def broken_picture(rng: random.Random) -> bytes:
     out = io.BytesIO()
     noise.save(out, "png")
     return out.getvalue()[:3000]
+
+
+def digest(pack: Mapping[str, Any], *, urls: bool = True) -> str:
+    """Of every tensor, and where each segment came from; without `urls`, from whichever folder or bucket."""
+    keys = [(url if urls else url.rpartition("/")[2], key) for url, key in pack["keys"]]
+    total = hashlib.sha256(repr(keys).encode())
+    for name, value in sorted(pack.items()):
+        if isinstance(value, torch.Tensor):
+            total.update(f"{name} {tuple(value.shape)} {value.dtype}".encode() + value.numpy().tobytes())
+    return total.hexdigest()
 
 
 class Shards:

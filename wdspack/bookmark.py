@@ -74,7 +74,7 @@ class Bookmark:
         """Raises ResumeError for bytes that are no bookmark, or one of another format."""
         try:
             size = int.from_bytes(raw[:4], "little")
-            header = json.loads(raw[4 : 4 + size])
+            header = dict(json.loads(raw[4 : 4 + size]))
             if header.pop("format") != FORMAT:
                 raise ResumeError(f"a bookmark of another format than {FORMAT}: resume with the version that wrote it")
             held = _decode(raw[4 + size :], header.pop("held"))

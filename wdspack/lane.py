@@ -55,8 +55,12 @@ class Lane:
         ResumeError: a sample that the bookmark holds cannot be read again as it was.
     """
 
-    def __init__(self, run: Run, number: int, bookmark: Bookmark | None = None) -> None:
+    def __init__(
+        self, run: Run, number: int, bookmark: Bookmark | None = None, *, access: storage.Access | None = None
+    ) -> None:
+        """access: of the process, which all its lanes share."""
         self.run, self.number = run, number
+        access = access or storage.Access(run.config.reading)
         self._sources = run.config.source_list
         start = bookmark or Bookmark(
             lane=number,
@@ -73,7 +77,14 @@ class Lane:
         self._counts = [self._ledger.sources.setdefault(source.name, Counts()) for source in self._sources]
         self._readers = [
             SourceReader(
-                run.config, n, urls, lane=number, lanes=run.lanes, cursor=start.cursors[n], counts=self._counts[n]
+                run.config,
+                n,
+                urls,
+                lane=number,
+                lanes=run.lanes,
+                cursor=start.cursors[n],
+                counts=self._counts[n],
+                access=access,
             )
             for n, urls in enumerate(run.shards)
         ]
@@ -83,7 +94,7 @@ class Lane:
         self._packer: RollingPacker[tuple[int, Sample]] = RollingPacker(
             run.budget, buffer_size=run.config.buffer_size, totals=Totals(*start.totals)
         )
-        for row, sample in zip(start.held, _read_again(run, start), strict=True):
+        for row, sample in zip(start.held, _read_again(run, start, access), strict=True):
             self._push(int(row[ARRIVAL]), sample)
         if self._check != start.check:
             raise ResumeError(
@@ -215,7 +226,7 @@ class _Held:
         return self._rows[: self._n]
 
 
-def _read_again(run: Run, bookmark: Bookmark) -> list[Sample]:
+def _read_again(run: Run, bookmark: Bookmark, access: storage.Access) -> list[Sample]:
     """The held samples of a bookmark, in order of arrival: only their own bytes are read."""
     wanted: dict[tuple[int, int], list[int]] = defaultdict(list)
     for n, row in enumerate(bookmark.held):
@@ -225,11 +236,13 @@ def _read_again(run: Run, bookmark: Bookmark) -> list[Sample]:
         source, url = run.config.source_list[number], run.shards[number][shard]
         ranges = [(int(bookmark.held[n, OFFSET]), int(bookmark.held[n, NBYTES])) for n in rows]
         try:
-            contents = storage.read_ranges(url, ranges, storage_options=source.storage_options)
+            contents = storage.read_ranges(url, ranges, storage_options=source.storage_options, access=access)
             for n, extent, data in zip(rows, ranges, contents, strict=True):
                 place = Place(number, int(bookmark.held[n, EPOCH]), shard, *extent)
                 samples[n] = run.measurer(tar.read_sample(data, url, offset=place.offset), place, source.caption_prompt)
         except (ShardError, SampleError) as error:
+            if error.reason in ("unreadable", "denied", "expired"):  # that says nothing of the shard
+                raise
             raise ResumeError(
                 f"{url}: a sample that waited in the buffer when the state was saved cannot be read as it was then "
                 f"({error}); resume with the same shards"

@@ -52,6 +52,9 @@ class Ledger:
 
     packs: real ones. fillers: packs of padding that kept ranks in step. tokens, supervised, images, tiles: in real
     packs (a blank image not counted). attention: sum of segment length², a measure of attention work.
+    storage: "requests" and "bytes" of remote shards, "retried_<why>", "waited_ms" until bytes came, and what the cache
+    did ("cache_hits", "cache_misses", "cache_evicted", "cache_failed"). It depends on the weather: equal ledgers may
+    differ in it.
     """
 
     sources: dict[str, Counts] = field(default_factory=dict)
@@ -62,13 +65,15 @@ class Ledger:
     images: int = 0
     tiles: int = 0
     attention: int = 0
+    storage: Counter[str] = field(default_factory=Counter, compare=False)
 
     def add(self, other: "Ledger") -> "Ledger":
         """Adds another ledger's counts to these; returns self."""
         for name, counts in other.sources.items():
             self.sources.setdefault(name, Counts()).add(counts)
+        self.storage.update(other.storage)
         for f in fields(self):
-            if f.name != "sources":
+            if f.name not in ("sources", "storage"):
                 setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
         return self
 
@@ -105,8 +110,9 @@ class Ledger:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; `from_dict` reads it back."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sources"}
-        return {**plain, "sources": {name: _counts_dict(counts) for name, counts in self.sources.items()}}
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sources", "storage")}
+        sources = {name: _counts_dict(counts) for name, counts in self.sources.items()}
+        return {**plain, "sources": sources, "storage": dict(self.storage)}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "Ledger":
@@ -115,7 +121,7 @@ class Ledger:
             return Counts(**plain)
 
         sources = {name: restored(counts) for name, counts in raw["sources"].items()}
-        return cls(**{**raw, "sources": sources})
+        return cls(**{**raw, "sources": sources, "storage": Counter(raw.get("storage", {}))})
 
     def copy(self) -> "Ledger":
         return Ledger.from_dict(self.to_dict())
@@ -143,6 +149,7 @@ class Ledger:
             ("dropped", self.total.dropped),
             ("ignored", self.total.ignored),
             ("shards", self.total.shards),
+            ("storage", self.storage),
         ):
             if counter:
                 lines.append(f"{title}: " + ", ".join(f"{reason} {n:,}" for reason, n in sorted(counter.items())))
@@ -157,6 +164,12 @@ def add_all(ledgers: Iterable[Ledger]) -> Ledger:
     for ledger in ledgers:
         total.add(ledger)
     return total
+
+
+def lost_shards(counts: Counts) -> str:
+    """ " (shards lost: denied 4)", or nothing."""
+    lost = {name.removeprefix("lost_"): n for name, n in sorted(counts.shards.items()) if name.startswith("lost_")}
+    return f" (shards lost: {', '.join(f'{reason} {n:,}' for reason, n in lost.items())})" if lost else ""
 
 
 def _counts_dict(counts: Counts) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from wdspack import shards
 from wdspack.chat import ChatEncoder
-from wdspack.config import DataConfig
+from wdspack.config import DataConfig, Reading
 from wdspack.errors import ConfigError, ResumeError
 from wdspack.hashing import digest
 from wdspack.measure import Measurer
@@ -19,7 +19,9 @@ from wdspack.tokenizer import load_tokenizer, pad_id, tokenizer_digest
 logger = logging.getLogger("wdspack")
 
 # Fields of DataConfig that do not change the sequence of packs, or that `identity` states in its own way.
-_NOT_IDENTITY = {"sources", "tokenizer", "layout", "lanes", "on_error", "max_drop_share"}
+_NOT_IDENTITY = {"sources", "tokenizer", "layout", "lanes", "on_error", "max_drop_share"} | {
+    f.name for f in dataclasses.fields(Reading)
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,11 @@ class Run:
             balance=c.balance,
             blank=self.blank_length,
         )
+
+    @cached_property
+    def base_digest(self) -> str:
+        """Names the tokenizer as it is without the layout's special tokens."""
+        return tokenizer_digest(load_tokenizer(self.config.tokenizer))
 
     @cached_property
     def pad_id(self) -> int:
@@ -114,6 +121,14 @@ def resolve(config: DataConfig, *, lanes: int) -> Run:
     listed = tuple(
         tuple(shards.expand_urls(source.urls, storage_options=source.storage_options)) for source in config.source_list
     )
+    for source, urls in zip(config.source_list, listed, strict=True):
+        shared = len(urls) % lanes
+        if (times := (len(urls) - shared + shared * lanes) / len(urls)) > 2:
+            logger.warning(
+                "source %r has %d shards for %d lanes: all lanes read the %d left over, so that %.1f times its bytes "
+                "are read in an epoch; take lanes that divide the number of shards, or make more and smaller shards",
+                source.name, len(urls), lanes, shared, times,
+            )  # fmt: skip
     run = Run(config=config, lanes=lanes, shards=listed, tokenizer=load_tokenizer(config.tokenizer, config.layout))
     _ = run.encoder  # here its errors are raised at once, and forked workers share it
     if run.blank_length >= config.seq_len:

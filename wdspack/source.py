@@ -1,13 +1,16 @@
 """A source as one lane reads it: shard after shard, epoch after epoch, from wherever a bookmark left off."""
 
+import logging
 from collections.abc import Generator, Iterator, Sequence
 
 from wdspack import shards, storage, tar
 from wdspack.bookmark import Cursor
 from wdspack.config import DataConfig
 from wdspack.errors import ShardError, WdspackError
-from wdspack.ledger import Counts
+from wdspack.ledger import Counts, lost_shards
 from wdspack.types import Place, RawSample
+
+logger = logging.getLogger("wdspack")
 
 
 class SourceReader:
@@ -27,10 +30,12 @@ class SourceReader:
         lanes: int,
         cursor: Cursor,
         counts: Counts,
+        access: storage.Access,
     ) -> None:
         self._config, self._number, self._urls = config, number, urls
         self._source = config.source_list[number]
-        self._lane, self._lanes, self._counts = lane, lanes, counts
+        self._lane, self._lanes, self._counts, self._access = lane, lanes, counts, access
+        self._begun: storage.Begun | None = None  # the shard after the one that is being read
         self.cursor = cursor
         self._samples = self._read()
 
@@ -49,35 +54,53 @@ class SourceReader:
 
     def close(self) -> None:
         self._samples.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._begun is not None:
+            self._begun.close()
+            self._begun = None
 
     def _read(self) -> Generator[tuple[RawSample, Place], None, None]:
         idle = 0  # epochs in which this lane had no share
         while self.live:
-            order = shards.lane_shards(
-                len(self._urls),
-                lanes=self._lanes,
-                lane=self._lane,
-                seed=self._config.seed,
-                source=self._number,
-                epoch=self.cursor.epoch,
-                shuffle=self._config.shuffle,
-            )
+            order = self._order(self.cursor.epoch)
             while self.cursor.position < len(order):
-                yield from self._read_shard(order[self.cursor.position])
+                yield from self._read_shard(order[self.cursor.position], self._following(order))
                 self.cursor = self.cursor._replace(position=self.cursor.position + 1, offset=0, ordinal=0)
             idle = 0 if self.cursor.read else idle + 1
             if self._config.epochs is None:
                 self._check_yield(idle)
             self.cursor = Cursor(epoch=self.cursor.epoch + 1)
 
-    def _read_shard(self, share: shards.Share) -> Iterator[tuple[RawSample, Place]]:
+    def _order(self, epoch: int) -> list[shards.Share]:
+        return shards.lane_shards(
+            len(self._urls),
+            lanes=self._lanes,
+            lane=self._lane,
+            seed=self._config.seed,
+            source=self._number,
+            epoch=epoch,
+            shuffle=self._config.shuffle,
+        )
+
+    def _following(self, order: list[shards.Share]) -> str | None:
+        """The shard after the one at the cursor, over the end of the epoch."""
+        rest = order[self.cursor.position + 1 :]
+        if not rest and self.cursor.epoch + 1 != self._config.epochs:
+            rest = self._order(self.cursor.epoch + 1)
+        return self._urls[rest[0].shard] if rest else None
+
+    def _read_shard(self, share: shards.Share, following: str | None) -> Iterator[tuple[RawSample, Place]]:
         url = self._urls[share.shard]
         # All lanes walk through a shared shard; one of them keeps its books.
         counts = self._counts if not share.phase else Counts()
         try:
+            options, access, begun = self._source.storage_options, self._access, self._begun
             with storage.open_shard(
-                url, start=self.cursor.offset, storage_options=self._source.storage_options
+                url, start=self.cursor.offset, storage_options=options, access=access, begun=begun
             ) as stream:
+                self._begun = storage.begin(stream, following, storage_options=options, access=access)
                 reader = tar.TarReader(
                     stream,
                     ordinal=self.cursor.ordinal,
@@ -98,6 +121,8 @@ class SourceReader:
             if self._config.on_error != "skip":
                 raise
             counts.shards[f"lost_{error.reason}"] += 1
+            logger.warning("passed over a shard, as on_error='skip' says: %s", error)
+            self._let_go()
 
     def _check_yield(self, idle: int) -> None:
         """An endless run must not spin on data that gives nothing."""
@@ -109,7 +134,8 @@ class SourceReader:
                 f"used (dropped so far: {reasons}); mend the data, or check seq_len, max_images and max_tiles"
             )
         if idle > self._lanes:
+            lost = lost_shards(self._counts)
             raise WdspackError(
                 f"source {name!r} gave lane {self._lane} no sample in {idle} epochs: its {len(self._urls)} shards "
-                "are empty or damaged; check them with `wdspack inspect`"
+                f"are empty{lost and ', or lost'}{lost}; check them with `wdspack inspect`"
             )

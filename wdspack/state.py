@@ -4,13 +4,14 @@ Nothing that was only prefetched shows here, so a checkpoint cannot run ahead of
 """
 
 import copy
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wdspack.bookmark import Bookmark
 from wdspack.errors import ResumeError, SampleError, WdspackError
 from wdspack.lane import Packed, count_pack
-from wdspack.ledger import Counts, Ledger, add_all
+from wdspack.ledger import Counts, Ledger, add_all, lost_shards
 from wdspack.run import Run
 from wdspack.types import Sample
 
@@ -29,12 +30,14 @@ class Delivered:
 
     def __init__(self, run: Run, own: Iterable[int], state: Mapping[str, Any] | None = None) -> None:
         self.run, self.own, self.slot = run, frozenset(own), 0
+        self.storage: Counter[str] = Counter()  # `Ledger.storage`
         self._marks: dict[int, bytes] = {}
         self._late: dict[int, Ledger] = {}  # since the lane's worker started: what it cannot know
         if state is not None:
             check_form(state)
             run.check_identity(state["identity"])
             self.slot = int(state["slot"])
+            self.storage.update(state.get("storage", {}))
             marks = {int(lane): text for lane, text in state["bookmarks"].items()}
             if missing := sorted(self.own - marks.keys() - set(state["not_started"])):
                 raise ResumeError(
@@ -49,6 +52,13 @@ class Delivered:
         """By lane, with all that was booked late; lanes that have not begun are missing."""
         marks = {lane: Bookmark.from_bytes(raw) for lane, raw in self._marks.items()}
         return {lane: mark.with_late(self._late[lane]) if lane in self._late else mark for lane, mark in marks.items()}
+
+    def restart(self) -> dict[int, Bookmark]:
+        """The bookmarks that lanes are now started from: what was booked late is in them, and known to the lanes."""
+        marks = self.bookmarks()
+        self._marks = {lane: mark.to_bytes() for lane, mark in marks.items()}
+        self._late = {lane: late for lane, late in self._late.items() if lane not in marks}
+        return marks
 
     def deliver(self, packed: Packed, failed: Sequence[tuple[Sample, SampleError]] = ()) -> bytes:
         """Books a pack as handed over; returns its bookmark with what failed at decoding up to now.
@@ -83,14 +93,14 @@ class Delivered:
     def copy(self) -> "Delivered":
         """For trying a batch: what is booked in the copy stays there. (The ledgers in it are never changed.)"""
         twin = copy.copy(self)
-        twin._marks, twin._late = dict(self._marks), dict(self._late)
+        twin._marks, twin._late, twin.storage = dict(self._marks), dict(self._late), self.storage.copy()
         return twin
 
     def check_end(self) -> None:
         """Raises WdspackError when a run has ended and nothing came of it."""
         total = self.ledger.total
         if not total.read:
-            raise WdspackError("the shards hold no sample; look at them with `wdspack inspect`")
+            raise WdspackError(f"the shards hold no sample{lost_shards(total)}; look at them with `wdspack inspect`")
         if not total.packed:
             reasons = ", ".join(f"{reason} {n:,}" for reason, n in total.dropped.most_common())
             raise WdspackError(
@@ -101,7 +111,9 @@ class Delivered:
     def ledger(self) -> Ledger:
         """The sum of the lanes' books, a fresh copy."""
         late = (ledger for lane, ledger in self._late.items() if lane not in self._marks)
-        return add_all([*(mark.ledger for mark in self.bookmarks().values()), *late])
+        total = add_all([*(mark.ledger for mark in self.bookmarks().values()), *late])
+        total.storage.update(self.storage)
+        return total
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-serializable."""
@@ -112,6 +124,7 @@ class Delivered:
             "identity": self.run.identity,
             "bookmarks": {str(lane): mark.to_text() for lane, mark in sorted(self.bookmarks().items())},
             "not_started": sorted(self.own - self._marks.keys()),
+            "storage": dict(self.storage),
         }
 
 
@@ -126,6 +139,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         check_form(state)
         if not merged:
             merged = {**state, "bookmarks": dict(state["bookmarks"]), "not_started": list(state["not_started"])}
+            merged["storage"] = Counter(state.get("storage", {}))
             continue
         if state["slot"] != merged["slot"]:
             raise ResumeError(
@@ -140,10 +154,11 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 f"state {number} holds lanes {', '.join(twice)} again: give the state of every rank just once"
             )
         merged["bookmarks"].update(state["bookmarks"])
+        merged["storage"].update(state.get("storage", {}))
         merged["not_started"] = sorted([*merged["not_started"], *state["not_started"]])
     if not merged:
         raise ResumeError("no states to merge: give the state_dict of every rank")
-    return merged
+    return {**merged, "storage": dict(merged["storage"])}
 
 
 def check_form(state: Mapping[str, Any]) -> None:
