@@ -4,6 +4,7 @@ import hashlib
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ from wdspack.packing import STRATEGIES
 
 
 def wdspack_(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
-    done = subprocess.run(
-        [sys.executable, "-m", "wdspack", *arguments], capture_output=True, text=True, timeout=200, check=False
-    )
+    command = [sys.executable, "-m", "wdspack", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -61,6 +61,22 @@ def test_the_demos_config_is_anybodys(demo):
     done = wdspack_("compare", str(out / "data.yaml"), "--limit", "30")
     assert re.search(r"rolling +\d+ +[\d.]+%", done.stdout)
     assert re.search(r"besides \d+ faulty samples", done.stdout)
+    assert re.search(r"sizes: 0 shards from the index, (\d+) read \(no_index \1\)", done.stdout)
+
+
+def test_the_demo_from_s3_gives_the_same_packs(s3, demo, tmp_path, monkeypatch):
+    _, local = demo
+    done = wdspack_("demo", "--out", str(tmp_path), "--samples", "60", "--workers", "2", "--storage", "s3")
+    books = [re.findall(r"^demo .*|^dropped: .*|^packs: .*", text, re.M) for text in (local.stdout, done.stdout)]
+    assert books[0] == books[1]
+    assert len(books[0]) == 3
+    assert re.search(r"storage: .*requests \d", done.stdout)
+    assert "s3://wdspack/shards of an S3 server at http://" in (tmp_path / "report.html").read_text()
+    with type(s3)(tmp_path / "s3") as server:  # as tools/serve_s3.py does
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        with closing(wdspack.make_loader(wdspack.load_config(tmp_path / "data-s3.yaml"), batch_size=None)) as loader:
+            assert all(url.startswith("s3://wdspack/shards/") for url, _ in next(loader)["keys"])
 
 
 def test_inspect_shows_samples_and_what_is_wrong_with_them(demo):

@@ -77,10 +77,8 @@ def draw_corpus(seed: int = 0, samples: int = 480) -> Iterator[DemoSample]:
         yield DemoSample(key, draft.messages, images, draft.facts)
 
 
-def write_shards(samples: Iterable[DemoSample], folder: str | Path, *, per_shard: int = 64) -> list[str]:
-    """Writes `folder`/demo-000000.tar, … and returns their paths in order; equal samples give equal bytes."""
-    for old in Path(folder).glob("demo-*.tar"):
-        old.unlink()  # of a larger corpus
+def write_shards(samples: Iterable[DemoSample], folder: str | Path, *, per_shard: int = 20) -> list[str]:
+    """Writes `folder`/demo-000000.tar, … as `convert.write_shards` does."""
     files = ((sample.key, sample.files()) for sample in samples)
     return convert.write_shards(files, folder, name="demo", per_shard=per_shard)
 

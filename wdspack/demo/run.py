@@ -1,14 +1,17 @@
 """The demo from end to end: draw a corpus, write shards, make a tokenizer, stream, pack, compare, report.
 
-draw_corpus ─▶ shards/ ─▶ make_loader (two workers) ─▶ packs ─┐
-                  └─────▶ measured ─▶ compare ────────────────┴─▶ tables on the terminal, report.html
+draw_corpus ─▶ shards/ (─▶ a bucket) ─▶ make_loader (two workers) ─▶ packs ─┐
+                  └─────▶ measured ─▶ compare ──────────────────────────────┴─▶ tables on the terminal, report.html
 """
 
+import posixpath
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from rich.console import Console
@@ -18,7 +21,10 @@ import wdspack
 from wdspack.compare import compare, measured, table
 from wdspack.demo.corpus import DemoSample, draw_corpus, write_shards
 from wdspack.demo.report import LedgerRow, PackStrip, Report, SampleCard, render_report, strip_from_pack
+from wdspack.serve import S3Server
 from wdspack.types import Sample
+
+Storage = Literal["local", "s3"]
 
 SHOWN = 24  # packs and samples in the report
 _VOCABULARY = 4096
@@ -34,9 +40,16 @@ class _Streamed:
     first: float
 
 
-def run_demo(folder: Path, *, samples: int, workers: int, seed: int, console: Console) -> Path:
-    """Leaves shards/, tokenizer/, data.yaml and report.html in `folder`; returns the report's path."""
+def run_demo(
+    folder: Path, *, samples: int, workers: int, seed: int, console: Console, storage: Storage = "local"
+) -> Path:
+    """Leaves shards/, tokenizer/, data.yaml and report.html in `folder`; returns the report's path.
+
+    storage: "s3" uploads the shards to a local S3 server, streams them from there, and leaves the server's data in s3/
+    and data-s3.yaml as well, for when it runs again. Raises ConfigError if no server is installed.
+    """
     folder = folder.resolve()  # so that data.yaml can be used from anywhere
+    server = S3Server(folder / "s3") if storage == "s3" else None
     (folder / "shards").mkdir(parents=True, exist_ok=True)
     columns = TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console) as progress:
@@ -57,7 +70,9 @@ def run_demo(folder: Path, *, samples: int, workers: int, seed: int, console: Co
             else:
                 found[measured_sample.key] = measured_sample
         streaming = progress.add_task(f"streaming, {workers} workers", total=samples)
-        streamed = _stream(config, workers, lambda done: progress.update(streaming, completed=done))
+        with server or nullcontext():
+            stored = config if server is None else _uploaded(config, folder, server)
+            streamed = _stream(stored, workers, lambda done: progress.update(streaming, completed=done))
 
     sizes = [sample.size for sample in found.values()]
     rows = compare(config, sizes)
@@ -71,7 +86,8 @@ def run_demo(folder: Path, *, samples: int, workers: int, seed: int, console: Co
     )
     report = Report(
         title="wdspack demo",
-        subtitle=f"{samples} samples in {len(urls)} shards, drawn with seed {seed}; packs of {config.seq_len:,} tokens",
+        subtitle=f"{samples} samples in {len(urls)} shards, drawn with seed {seed} and streamed from "
+        f"{_from(stored)}; packs of {config.seq_len:,} tokens",
         headline={
             "fill of a pack": f"{ledger.fill(config.seq_len):.1%}",
             "packs": f"{ledger.packs:,}",
@@ -114,6 +130,22 @@ def _configure(folder: Path, drawn: Sequence[DemoSample], seed: int, workers: in
     }
     (folder / "data.yaml").write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
     return wdspack.load_config(folder / "data.yaml").replace(lanes=max(1, workers))
+
+
+def _uploaded(config: wdspack.DataConfig, folder: Path, server: S3Server) -> wdspack.DataConfig:
+    """The same run from a bucket, and data-s3.yaml for it, which leaves endpoint and keys to the environment."""
+    urls = server.upload(folder / "shards", prefix="shards/")  # by name: an earlier demo may have left others
+    plan = yaml.safe_load((folder / "data.yaml").read_text("utf-8"))
+    plan["sources"]["urls"] = urls
+    (folder / "data-s3.yaml").write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
+    (source,) = config.source_list
+    return config.replace(sources=replace(source, urls=tuple(urls), storage_options=server.storage_options))
+
+
+def _from(config: wdspack.DataConfig) -> str:
+    (source,) = config.source_list
+    endpoint = source.storage_options.get("endpoint_url")
+    return f"{posixpath.dirname(source.urls[0])} of an S3 server at {endpoint}" if endpoint else "the local disk"
 
 
 def _texts(drawn: Iterable[DemoSample]) -> Iterator[str]:
