@@ -6,7 +6,7 @@
 Which form it is, the first that applies:
 
 1. json with `messages`: transformers' chat format; strings with `<image>` markers, too, where no image entry stands.
-2. json with `conversations`: LLaVA's human/gpt turns with `<image>` markers.
+2. json with `conversations`: LLaVA's and ShareGPT's human/gpt turns, with `<image>` markers or lists of entries.
 3. json with `texts`: the Cauldron's and FineVision's user/assistant exchanges, all images before the first.
 4. txt: a caption, as img2dataset writes it (a json beside it is metadata); without images a plain text.
 5. json with `caption` or `text`: the same.
@@ -25,6 +25,8 @@ from wdspack.errors import SampleError
 from wdspack.types import Conversation, Message, RawSample
 
 MARKER = "<image>"
+CHATS = ("messages", "conversations", "texts")  # fields of a json that hold turns; the first present counts
+CAPTIONS = ("caption", "text")
 IMAGE_EXTENSIONS = frozenset(
     ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "jp2", "avif")
 )
@@ -44,8 +46,19 @@ def conversation_from(raw: RawSample, *, caption_prompt: str = "") -> Conversati
             shape that no form has), no_text, no_answer (no assistant turn) or image_mismatch (images and mentions do
             not pair up, or two images have one number).
     """
-    images = _images(raw.files)
-    messages = tuple(_checked(message) for message in _messages(raw.files, len(images), caption_prompt))
+    images = images_of(raw.files)
+    record = parse_json(raw.files["json"]) if "json" in raw.files else {}
+    return conversation_of(record, images, txt=raw.files.get("txt"), caption_prompt=caption_prompt)
+
+
+def conversation_of(
+    record: Any, images: tuple[bytes, ...], *, txt: bytes | None = None, caption_prompt: str = ""
+) -> Conversation:
+    """The same, where the json is parsed already and the images are in order.
+
+    Raises SampleError as `conversation_from` does.
+    """
+    messages = tuple(_checked(message) for message in _messages(record, len(images), txt, caption_prompt))
     if not any(message.role == "assistant" for message in messages):
         raise SampleError(
             f"nothing to learn in {len(messages)} turns: at least one must be an assistant's", reason="no_answer"
@@ -60,8 +73,11 @@ def conversation_from(raw: RawSample, *, caption_prompt: str = "") -> Conversati
     return Conversation(messages, images)
 
 
-def _images(files: Mapping[str, bytes]) -> tuple[bytes, ...]:
-    """The image members: those without a number in archive order, then `0.jpg`, `1.png`, … by number."""
+def images_of(files: Mapping[str, bytes]) -> tuple[bytes, ...]:
+    """The image members: those without a number in archive order, then `0.jpg`, `1.png`, … by number.
+
+    Raises SampleError "image_mismatch" if two have one number.
+    """
     plain: list[bytes] = []
     numbered: dict[int, tuple[str, bytes]] = {}
     for name, data in files.items():
@@ -80,27 +96,34 @@ def _images(files: Mapping[str, bytes]) -> tuple[bytes, ...]:
     return (*plain, *(numbered[number][1] for number in sorted(numbered)))
 
 
-def _messages(files: Mapping[str, bytes], images: int, caption_prompt: str) -> Iterable[Message]:
-    record = _json(files["json"]) if "json" in files else {}
+def _messages(record: Any, images: int, txt: bytes | None, caption_prompt: str) -> Iterable[Message]:
     if isinstance(record, dict):
-        for field, read in (("messages", _from_chat), ("conversations", _from_llava), ("texts", _from_exchanges)):
+        for field, read in zip(CHATS, (_from_chat, _from_llava, _from_exchanges), strict=True):
             if record.get(field) is not None:
                 return read(_list(record[field], field), images)
-    if "txt" in files:
+    if txt is not None:
         # Editors and `echo` end a file with a newline that is not part of the text.
-        return _from_caption(_utf8(files["txt"], "txt").removesuffix("\n"), images, caption_prompt)
+        return _from_caption(_utf8(txt, "txt").removesuffix("\n"), images, caption_prompt)
     if not isinstance(record, dict):
         raise _bad(f"the json is {_kind(record)}", "an object with messages, conversations, texts, caption or text")
-    caption = next((record[field] for field in ("caption", "text") if record.get(field) is not None), "")
-    return _from_caption(_text(caption, "the caption"), images, caption_prompt)
+    found = next((record[field] for field in CAPTIONS if record.get(field) is not None), "")
+    return _from_caption(_text(found, "the caption"), images, caption_prompt)
 
 
 def _from_chat(turns: Sequence[Any], images: int) -> Iterable[Message]:
+    return _from_turns(turns, images, "a message", "role", "content")
+
+
+def _from_llava(turns: Sequence[Any], images: int) -> Iterable[Message]:
+    return _from_turns(turns, images, "a turn", "from", "value")
+
+
+def _from_turns(turns: Sequence[Any], images: int, what: str, role_field: str, content_field: str) -> Iterable[Message]:
     numbers = count()
     messages: list[Message] = []
     for turn in turns:
-        turn = _object(turn, "a message")
-        role, content = _role(turn.get("role")), turn.get("content")
+        turn = _object(turn, what)
+        role, content = _role(turn.get(role_field)), turn.get(content_field)
         if isinstance(content, list):
             parts = tuple(_entry(_object(entry, "a content entry"), numbers) for entry in content)
         else:
@@ -118,15 +141,6 @@ def _entry(entry: Mapping[str, Any], numbers: Iterator[int]) -> str | int:
     if isinstance(kind, str) and kind in _IMAGE_TYPES:
         return next(numbers)
     raise _bad(f"a content entry of type {reprlib.repr(kind)}", "text, image or image_url")
-
-
-def _from_llava(turns: Sequence[Any], images: int) -> Iterable[Message]:
-    messages: list[Message] = []
-    for turn in turns:
-        turn = _object(turn, "a turn")
-        role = _role(turn.get("from"))
-        messages.append(Message(role, (_said(turn.get("value"), role),)))
-    return _at_markers(messages) if images else messages
 
 
 def _from_exchanges(exchanges: Sequence[Any], images: int) -> Iterable[Message]:
@@ -171,7 +185,8 @@ def _checked(message: Message) -> Message:
     return Message(message.role, tuple(part for part in message.parts if part != ""))
 
 
-def _json(data: bytes) -> Any:
+def parse_json(data: bytes) -> Any:
+    """A sample's json. Raises SampleError "bad_json", or "bad_text" if it is not UTF-8."""
     try:
         return json.loads(_utf8(data, "json"))
     except (ValueError, RecursionError) as error:

@@ -31,6 +31,9 @@ class Reject:
 
 Row = Record | Reject
 
+ASKED_FOR = frozenset({"filtered", "low_rating"})
+"""Reasons of rejects that the user asked for: counted, but no fault of the dataset."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -57,6 +60,19 @@ class Reader(ABC):
     @abstractmethod
     def read(self, part: Part, start: int, stop: int) -> Iterator[Row]:
         """Rows [start, stop) of `part`: exactly stop − start values, in order, the same every time."""
+
+    def versions(self, parts: Sequence[Part]) -> list[tuple[str, int, str]]:
+        """The files that decide the rows of `parts`, each with its size and version; none where that is not known.
+
+        A run is only continued where they are the same: one that was edited in place may have as many rows as before.
+        """
+        del parts
+        return []
+
+    def finds(self, url: str) -> bool:
+        """Whether a file would be taken for a part of the dataset, if it were there: an output must have none such."""
+        del url
+        return False
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

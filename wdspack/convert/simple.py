@@ -1,14 +1,14 @@
-"""Records → shards: samples as (key, files) written in webdataset's layout, the same input the same bytes."""
+"""Samples that are in memory → shards in a folder."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
-import webdataset as wds
-
+from wdspack.convert.plan import shard_name
+from wdspack.convert.store import Store
+from wdspack.convert.tarball import Files, TarFile, members
 from wdspack.errors import ConfigError
-
-Files = Mapping[str, bytes]  # extension ("json", "jpg", "0.png") → contents
 
 
 def chat_records(folder: str | Path) -> Iterator[tuple[str, Files]]:
@@ -37,11 +37,23 @@ def chat_records(folder: str | Path) -> Iterator[tuple[str, Files]]:
 def write_shards(
     samples: Iterable[tuple[str, Files]], folder: str | Path, *, name: str = "shard", per_shard: int = 256
 ) -> list[str]:
-    """Writes `folder`/`name`-000000.tar, … and returns their paths in order."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    """Writes `folder`/`name`-000000.tar, … in place of those that were there; returns their paths in order.
+
+    samples: (key, files); equal samples give equal bytes. Raises SampleError for a key or extension that would not read
+    back as it is.
+    """
+    store = Store(str(folder))
+    for old in store.sizes():
+        if old.startswith(f"{name}-") and old.endswith(".tar"):
+            store.remove(old)
     paths: list[str] = []
-    pattern = f"{folder}/{name}-%06d.tar"
-    with wds.ShardWriter(pattern, maxcount=per_shard, post=paths.append, verbose=0, encoder=False, mtime=0) as writer:
-        for key, files in samples:
-            writer.write({"__key__": key, **files})
+    source = iter(samples)
+    while batch := list(islice(source, per_shard)):
+        shard = shard_name(name, len(paths))
+        with store.writing(shard) as file:
+            tar = TarFile(file)
+            for key, files in batch:
+                tar.write(members(key, files))
+            tar.finish()
+        paths.append(store.at(shard))
     return paths
