@@ -33,8 +33,8 @@ class NeedsTokens(Protocol):
     def special_tokens(self) -> tuple[str, ...]: ...
 
 
-def load_tokenizer(tokenizer: object, layout: NeedsTokens) -> "PreTrainedTokenizerBase":
-    """A tokenizer by name, by path, or itself, with the special tokens of the layout that it lacks.
+def load_tokenizer(tokenizer: object, layout: NeedsTokens | None = None) -> "PreTrainedTokenizerBase":
+    """A tokenizer by name, by path, or itself, with the special tokens of the layout, if any, that it lacks.
 
     A tokenizer object is copied, never changed.
 
@@ -55,7 +55,8 @@ def load_tokenizer(tokenizer: object, layout: NeedsTokens) -> "PreTrainedTokeniz
             ) from error
     else:
         raise ConfigError(f"tokenizer is a {type(tokenizer).__name__}; give a name, a path or a transformers tokenizer")
-    lacking = [token for token in layout.special_tokens if token not in loaded.added_tokens_encoder]
+    needed = layout.special_tokens if layout else ()
+    lacking = [token for token in needed if token not in loaded.added_tokens_encoder]
     loaded.add_special_tokens({"extra_special_tokens": lacking}, replace_extra_special_tokens=False)
     return loaded
 
