@@ -506,3 +506,28 @@ def test_real_images_are_what_the_models_see(shared: Path) -> None:
             if number % 7 == 0 and info.width * info.height < 2_000_000:
                 wanted = convert_to_rgb(ImageOps.exif_transpose(image), return_numpy=True)
                 assert (pixels(data) == wanted).all(), path
+
+
+@pytest.mark.parametrize(
+    ("size", "orientation", "shrinks"),
+    [((400, 320), 6, 2), ((401, 320), 1, 1), ((318, 318), 1, 1), ((640, 800), 8, 4), ((1250, 100), 1, 1)],
+)
+def test_a_jpeg_is_decoded_smaller_only_under_strong_shrinking(
+    size: tuple[int, int], orientation: int, shrinks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    tall = orientation > 4
+    layout = FixedLayout(size=40, tokens=4)  # of which short sides are 8, just under 8, 16 and 2.5 times as long
+    data = encode(photo(*size), "jpeg", exif=exif, quality=92)
+    loaded: list[tuple[int, int]] = []
+    load = ImageFile.ImageFile.load
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: (loaded.append(self.size), load(self))[1])
+    found = rendered(data, layout)
+    assert loaded[0] == (-(-size[0] // shrinks), -(-size[1] // shrinks))
+    assert len(found) == 1
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert (upright.size == size) != tall
+    whole = rendered(encode(upright, "png"), layout)  # a PNG is always decoded whole
+    error = (found.double() - whole.double()).square().mean()
+    assert 10 * torch.log10(255**2 / error.clamp(min=1e-9)) > 40

@@ -272,6 +272,25 @@ def test_iterating_goes_on_after_a_break(shards, config):
         assert list(source) == [], "a finite run ends once"
 
 
+@pytest.mark.parametrize("kind", ["loader", "dataset"])
+def test_the_books_of_a_run_with_breaks_are_those_of_one_without(shards, config, kind):
+    """Images that failed to decode before a break are not booked a second time after it."""
+    corpus = shards(counts=[60], broken_image=0.3, images=1)
+    plan = config(corpus.urls, seq_len=256)
+    make = wdspack.PackedDataset if kind == "dataset" else lambda plan: wdspack.make_loader(plan, batch_size=None)
+    straight = make(plan)
+    packs = list(straight)
+    assert straight.ledger.total.dropped["broken_image"] > 5
+    broken = make(plan)
+    for _ in range(len(packs)):
+        next(iter(broken))
+        if kind == "loader":
+            broken.close()
+    assert list(broken) == []
+    assert broken.ledger == straight.ledger
+    assert broken.ledger.unaccounted() == {}
+
+
 def test_without_shuffle_samples_come_in_order_of_storage(shards, config):
     corpus = shards(counts=[30, 30], images=0)
     packs = list(wdspack.PackedDataset(config(corpus.urls, shuffle=False, buffer_size=1)))

@@ -11,9 +11,28 @@ from typing import Any
 import torch
 
 from wdspack import images
-from wdspack.assemble import IGNORE
+from wdspack.assemble import IGNORE, assemble
+from wdspack.decode import Decoded
 from wdspack.errors import ConfigError
 from wdspack.layouts import Layout, NativeLayout, TileLayout
+from wdspack.run import Run
+
+
+def make(run: Run, pixels: torch.Tensor, packs: Sequence[Decoded], *, batched: bool) -> dict[str, Any]:
+    """The batch of these packs, or the only pack, but for its bookmarks; empty where there is none."""
+    made = [{**assemble(run, pack.samples), "pixel_values": pixels[pack.rows]} for pack in packs]
+    if batched and made:
+        return collate(made, run.config.layout, pixels)
+    return made[0] if made else {}
+
+
+def stamp(made: dict[str, Any], bookmarks: list[bytes]) -> dict[str, Any]:
+    """Gives what `make` made its bookmarks, one a pack."""
+    if "meta" in made:
+        made["meta"]["bookmark"] = bookmarks
+    else:
+        (made["bookmark"],) = bookmarks
+    return made
 
 
 def collate(packs: Sequence[dict[str, Any]], layout: Layout, pixels: torch.Tensor) -> dict[str, Any]:
@@ -52,6 +71,14 @@ def collate(packs: Sequence[dict[str, Any]], layout: Layout, pixels: torch.Tenso
     # What a summed loss is divided by; labels are shifted inside the model, so the first of a row is never predicted.
     meta["label_tokens"] = int((batch["labels"][:, 1:] != IGNORE).sum())
     return {**batch, "meta": {**meta, "mean": layout.mean, "std": layout.std}}
+
+
+def pinned(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with its tensors in pinned memory, from which they are copied to a GPU while the program goes on.
+
+    What is there already (pixels) stays, and so does `meta`.
+    """
+    return {name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 def normalize(batch: Mapping[str, Any], device: torch.device | str | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ the sequence over all slots is the same whatever W and n.
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,25 +20,31 @@ from typing import Any
 from torch import distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
+from wdspack import shm
 from wdspack.assemble import assemble
 from wdspack.bookmark import Bookmark
 from wdspack.config import DataConfig
 from wdspack.decode import Decoding
-from wdspack.errors import ConfigError
+from wdspack.errors import ConfigError, WdspackError
 from wdspack.lane import Lane, Packed
 from wdspack.ledger import Ledger
 from wdspack.run import Run, resolve
 from wdspack.state import Delivered, check_form
+from wdspack.storage import Access
 
 logger = logging.getLogger("wdspack")
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a worker yields: a pack, or None from a lane that has ended."""
+    """What a worker yields: a pack, or None from a lane that has ended.
+
+    storage: what the worker counted at the storage since the slot before (`Ledger.storage`).
+    """
 
     lane: int
     packed: Packed | None
+    storage: Counter[str]
 
 
 def slots(
@@ -49,10 +56,12 @@ def slots(
     workers: int,
     start: int,
     bookmarks: Mapping[int, Bookmark],
+    access: Access,
 ) -> Iterator[Slot]:
     """This worker's slots, in order, for ever: an ended lane goes on giving empty ones, so that the others keep theirs.
 
-    start: the global slot G at which all ranks start. bookmarks: of the lanes that have begun.
+    start: the global slot G at which all ranks start. bookmarks: of the lanes that have begun. access: of this process,
+    which all lanes share.
     """
     lanes: dict[int, Iterator[Packed]] = {}
     slot = start + rank + worker * world_size
@@ -60,8 +69,9 @@ def slots(
         while True:
             number = slot % run.lanes
             if number not in lanes:
-                lanes[number] = iter(Lane(run, number, bookmarks.get(number)))
-            yield Slot(number, next(lanes[number], None))
+                lanes[number] = iter(Lane(run, number, bookmarks.get(number), access=access))
+            packed = next(lanes[number], None)
+            yield Slot(number, packed, access.news())
             slot += world_size * workers
     finally:
         for lane in lanes.values():
@@ -180,8 +190,9 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         delivered = self._now()
-        marks = delivered.bookmarks()
+        marks = delivered.restart()
         live = set(delivered.own) - {lane for lane, mark in marks.items() if mark.ended}
+        access = Access(self._run.config.reading)
         stream = slots(
             self._run,
             rank=self.rank,
@@ -190,10 +201,17 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             workers=workers,
             start=delivered.slot,
             bookmarks=marks,
+            access=access,
         )
         while live:
-            slot = next(stream)
+            try:
+                slot = next(stream)
+            except WdspackError:
+                delivered.storage.update(access.news())  # what was tried before it was given up
+                raise
+            delivered.storage.update(slot.storage)
             pack = self._finish(slot.packed, delivered) if slot.packed else {}
+            pack = shm.shared(pack) if info else pack
             delivered.slot += self.world_size * workers  # not before: an image may have failed under on_error="raise"
             if slot.packed is None or slot.packed.last:
                 live.discard(slot.lane)
@@ -203,7 +221,7 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             delivered.check_end()
 
     def _finish(self, packed: Packed, delivered: Delivered) -> dict[str, Any]:
-        pixels, (decoded,) = Decoding(self._run, [packed.samples], normalize=False, executor=None).result()
+        pixels, (decoded,) = Decoding(self._run, [packed.samples], normalize=False).result()
         mark = delivered.deliver(packed, decoded.failed)
         return {**assemble(self._run, decoded.samples, mark), "pixel_values": pixels}
 

@@ -5,12 +5,14 @@ reads them. An image that cannot be decoded costs its own sample only: the sampl
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Barrier
 
 import torch
 
 from wdspack import images
+from wdspack.buffers import Buffers
 from wdspack.errors import SampleError
 from wdspack.run import Run
 from wdspack.types import EncodedImage, Sample
@@ -44,11 +46,17 @@ class _Part:
 class Decoding:
     """Starts decoding when made; `result` waits for it.
 
-    groups: the samples of each pack. executor: None decodes here and now.
+    groups: the samples of each pack. executor: None decodes here and now. buffers: where the tensor's memory is from.
     """
 
     def __init__(
-        self, run: Run, groups: Sequence[Sequence[Sample]], *, normalize: bool, executor: Executor | None
+        self,
+        run: Run,
+        groups: Sequence[Sequence[Sample]],
+        *,
+        normalize: bool,
+        executor: Executor | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         self._run, self._normalize = run, normalize
         layout, row = run.config.layout, 0
@@ -65,7 +73,8 @@ class Decoding:
                 parts.append(_Part(start, row))
             self._packs.append(parts)
         dtype = torch.float32 if normalize else torch.uint8
-        self._pixels = torch.empty((row, *layout.pixel_shape), dtype=dtype)
+        shape = row, *layout.pixel_shape
+        self._pixels = buffers.empty(shape, dtype) if buffers else torch.empty(shape, dtype=dtype)
         for part in (part for parts in self._packs for part in parts):
             self._start(part, executor)
 
@@ -79,6 +88,13 @@ class Decoding:
                     part.error = error
         if any(part.error for parts in self._packs for part in parts):
             self._compact()
+        return self._pixels, self._packs_left()
+
+    def expected(self) -> tuple[torch.Tensor, list[Decoded]]:
+        """What `result` will say if every image decodes; the rows are not there yet."""
+        return self._pixels, self._packs_left()
+
+    def _packs_left(self) -> list[Decoded]:
         decoded = []
         for parts in self._packs:
             kept = [part for part in parts if part.error is None]
@@ -86,7 +102,7 @@ class Decoding:
             samples = tuple(part.sample for part in kept if part.sample is not None)
             rows = slice(kept[0].start, kept[-1].stop) if kept else slice(0, 0)
             decoded.append(Decoded(samples, rows, failed))
-        return self._pixels, decoded
+        return decoded
 
     def cancel(self) -> None:
         """Gives up what has not begun."""
@@ -136,6 +152,29 @@ class Decoding:
                 part.start, part.stop = row, row + len(piece)
                 row += len(piece)
         self._pixels = torch.cat(pieces) if pieces else self._pixels[:0]
+
+
+def decode_pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that decode side by side, each with one thread of torch's own.
+
+    By default every one of them would start a team as large as the machine for each copy, and the teams would wait
+    for each other, spinning: that takes more CPU than decoding. torch's setting is each thread's own from its first use
+    on, and what later threads begin with: so all threads are started here, and the setting is put back.
+    """
+    ours = torch.get_num_threads()
+    pool, started = ThreadPoolExecutor(threads, thread_name_prefix="wdspack-decode"), Barrier(threads)
+
+    def start() -> None:
+        torch.get_num_threads()  # takes on the default; were that left for later, it would undo the next line
+        torch.set_num_threads(1)
+        started.wait()  # so that no thread takes two of these tasks
+
+    try:
+        for task in [pool.submit(start) for _ in range(threads)]:
+            task.result()
+    finally:
+        torch.set_num_threads(ours)
+    return pool
 
 
 def needs_blank(run: Run, samples: Sequence[Sample]) -> bool:

@@ -1,6 +1,6 @@
 """The loader: batches of a rank, and the state of what was delivered.
 
-    Stream ─▶ the oldest batch in flight ─▶ deliver (ledger, bookmarks) ─▶ assemble ─▶ collate ─▶ batch
+    Stream ─▶ the oldest batch in flight ─▶ deliver (ledger, bookmarks) ─▶ stamp ─▶ batch
 
 State is updated before a batch is handed over, from the bookmarks that came with its packs: what is only prefetched
 does not exist yet.
@@ -8,22 +8,24 @@ does not exist yet.
 
 import logging
 import multiprocessing
-import os
+import time
 from collections.abc import Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
+import torch
 from torch import distributed
 
-from wdspack.assemble import assemble
-from wdspack.batch import collate
+from wdspack.batch import make, pinned, stamp
 from wdspack.config import DataConfig
+from wdspack.cores import cores_of_rank, default_threads, default_workers
 from wdspack.dataset import choose_lanes, place
 from wdspack.errors import ConfigError
 from wdspack.ledger import Ledger
 from wdspack.run import resolve
 from wdspack.state import Delivered, check_form
 from wdspack.stream import Settings, Stream
+from wdspack.timing import Stopwatch, Timing, Waits
 
 logger = logging.getLogger("wdspack")
 
@@ -32,33 +34,37 @@ def make_loader(
     config: DataConfig,
     *,
     batch_size: int | None = 1,
-    num_workers: int = 0,
+    num_workers: int | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     process_group: Any = None,
     normalize: bool = True,
-    prefetch: int = 2,
+    prefetch: int | None = None,
     prefetch_factor: int = 2,
     decode_threads: int | None = None,
+    pin_memory: bool | None = None,
     multiprocessing_context: str | None = None,
 ) -> "Loader":
     """A loader of this rank's packs.
 
     batch_size: packs in a batch; None gives packs one by one, with uint8 pixels. num_workers: processes that read,
-    tokenize and pack; 0 does so in a thread of this process. rank, world_size: as given, else of torch.distributed,
-    else of the launcher's environment (RANK, WORLD_SIZE), else 0 of 1. process_group: where world_size is not that of
-    the default group, the group (gloo) of the ranks that share the data, for finite runs to end in step.
+    tokenize and pack; 0 does so in a thread of this process; None takes what suits the cores (see `cores`), 1 where
+    `lanes` is None. rank, world_size: as given, else of torch.distributed, else of the launcher's environment (RANK,
+    WORLD_SIZE), else 0 of 1. process_group: where world_size is not that of the default group, the group (gloo) of the
+    ranks that share the data, for finite runs to end in step.
     normalize: float32 pixels as the vision tower takes them; False leaves uint8 for `wdspack.normalize`.
-    prefetch: batches being decoded ahead. prefetch_factor: packs that each worker prepares ahead. decode_threads:
-    None takes one for each core, 8 at the most. multiprocessing_context: "fork", "spawn" or "forkserver".
+    prefetch: batches being decoded ahead; None takes 4, or 2 where pixels are normalised and so four times as large.
+    prefetch_factor: packs that each worker prepares ahead. decode_threads:
+    None takes one for each core of the rank, 16 at the most. pin_memory: whether a batch is in pinned memory; None
+    does so where there is CUDA. multiprocessing_context: "fork", "spawn" or "forkserver".
 
     Raises:
         ConfigError: an argument that cannot be, `lanes` not a multiple of world_size × workers, or no shards.
     """
     for name, value, low in (
         ("batch_size", 1 if batch_size is None else batch_size, 1),
-        ("num_workers", num_workers, 0),
-        ("prefetch", prefetch, 1),
+        ("num_workers", 0 if num_workers is None else num_workers, 0),
+        ("prefetch", 1 if prefetch is None else prefetch, 1),
         ("prefetch_factor", prefetch_factor, 1),
         ("decode_threads", 1 if decode_threads is None else decode_threads, 1),
     ):
@@ -70,17 +76,22 @@ def make_loader(
             f"make_loader(multiprocessing_context={multiprocessing_context!r}): it must be one of "
             + ", ".join(map(repr, methods))
         )
+    rank, world_size = place(rank, world_size)
+    normalize = normalize and batch_size is not None
+    cores = cores_of_rank()
+    workers = default_workers(cores, config.lanes, world_size) if num_workers is None else num_workers
     return Loader(
         config,
-        place(rank, world_size),
+        (rank, world_size),
         Settings(
             batch_size=batch_size,
-            num_workers=num_workers,
+            num_workers=workers,
             process_group=process_group,
-            normalize=normalize and batch_size is not None,
-            prefetch=prefetch,
+            normalize=normalize,
+            prefetch=prefetch or (2 if normalize else 4),
             prefetch_factor=prefetch_factor,
-            decode_threads=decode_threads or min(8, len(os.sched_getaffinity(0))),
+            decode_threads=decode_threads or default_threads(cores),
+            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             multiprocessing_context=multiprocessing_context,
         ),
     )
@@ -101,6 +112,7 @@ class Loader:
         self._delivered = Delivered(self._run, self._own(0))
         self._group = settings.process_group
         self._stream: Stream | None = None
+        self._stopwatch = Stopwatch()
         self._ended = False
 
     @property
@@ -112,6 +124,11 @@ class Loader:
     def ledger(self) -> Ledger:
         """What became of the samples behind the batches delivered so far on this rank (a copy)."""
         return self._delivered.ledger
+
+    @property
+    def timing(self) -> Timing:
+        """What this rank's consumer waited for so far, in seconds; also in the log, every minute."""
+        return self._stopwatch.timing
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-serializable; exact to the last batch delivered. `merge_states` joins those of all ranks."""
@@ -134,6 +151,7 @@ class Loader:
 
     def close(self) -> None:
         """Stops workers and threads; iterating starts them again."""
+        self._stopwatch.stop()
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -142,28 +160,42 @@ class Loader:
         return self
 
     def __next__(self) -> dict[str, Any]:
-        if self._stream is None:
-            self._stream = self._start()
+        stream = self._stream
         try:
-            return self._next(self._stream)
+            with self._stopwatch.batch() as waits:
+                if stream is None:
+                    stream = self._stream = self._start()
+                return self._next(stream, waits)  # not self._stream: another thread may close the loader
         except BaseException:
+            if stream is not None:
+                self._delivered.storage.update(stream.in_vain)
             self.close()  # the next call goes on from what was delivered
             raise
 
-    def _next(self, stream: Stream) -> dict[str, Any]:
+    def _next(self, stream: Stream, waits: Waits) -> dict[str, Any]:
+        stream.waited = 0.0
         batch = stream.next()
+        waits.packs, begun = stream.waited, time.monotonic()
         pixels, outcomes = batch.decoding.result()
-        delivered, packs, rest = self._delivered.copy(), [], iter(outcomes)
+        waits.decoding = time.monotonic() - begun
+        workers = max(1, self._settings.num_workers)
+        waits.storage = sum(step.storage["waited_ms"] for step in batch.steps) / 1000 / workers
+        delivered, marks, rest = self._delivered.copy(), [], iter(outcomes)
         for step in batch.steps:
             outcome = next(rest) if step.is_pack else None
             delivered.slot = step.slot
+            delivered.storage.update(step.storage)
             if step.filler:
                 delivered.filler(step.lane)
             mark = delivered.deliver(step.packed, outcome.failed if outcome else ()) if step.packed else b""
             if outcome is not None:
-                packs.append({**assemble(self._run, outcome.samples, mark), "pixel_values": pixels[outcome.rows]})
+                marks.append(mark)
+        if any(outcome.failed for outcome in outcomes):  # `made` is of other samples
+            made = make(self._run, pixels, outcomes, batched=self._settings.batch_size is not None)
+        else:
+            made = batch.made.result()
         self._delivered = delivered
-        if not packs:
+        if not marks:
             if self._ended:
                 logger.warning(
                     "this loader has delivered all of epochs=%s and gives nothing more; for several passes set epochs, "
@@ -173,7 +205,8 @@ class Loader:
                 delivered.check_end()
             self._ended = True
             raise StopIteration
-        return packs[0] if self._settings.batch_size is None else collate(packs, self._run.config.layout, pixels)
+        made = stamp(made, marks)
+        return pinned(made) if self._settings.pin_memory else made
 
     def _own(self, slot: int, lanes: int | None = None) -> set[int]:
         """This rank's lanes, when all ranks start at a slot."""

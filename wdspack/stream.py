@@ -9,26 +9,33 @@ still has packs, in a finite run) is asked in the consumer's thread, without wai
 needs it is due: the ranks are in step there anyway.
 """
 
+import gc
 import queue
 import threading
+import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from wdspack import shm
+from wdspack.batch import make
 from wdspack.bookmark import Bookmark
+from wdspack.buffers import Buffers
 from wdspack.dataset import Slot, slots
-from wdspack.decode import Decoding
+from wdspack.decode import Decoding, decode_pool
 from wdspack.errors import WdspackError
 from wdspack.lane import Packed
 from wdspack.run import Run
 from wdspack.state import Delivered
+from wdspack.storage import Access
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,17 +49,19 @@ class Settings:
     prefetch: int
     prefetch_factor: int
     decode_threads: int
+    pin_memory: bool
     multiprocessing_context: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One of this rank's slots. slot: the global slot from which all ranks go on after it."""
+    """One of this rank's slots. slot: the global slot from which all ranks go on after it. storage: of `Slot`."""
 
     lane: int
     packed: Packed | None
     filler: bool
     slot: int
+    storage: Counter[str]
 
     @property
     def is_pack(self) -> bool:
@@ -61,10 +70,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some steps and the decoding of the packs among them; at the end of a run, steps without any pack."""
+    """Some steps and the decoding of the packs among them; at the end of a run, steps without any pack.
+
+    made: what the packs are but for their bookmarks, if every image decodes.
+    """
 
     steps: tuple[Step, ...]
     decoding: Decoding
+    made: Future[dict[str, Any]]
 
 
 class Stream:
@@ -75,7 +88,7 @@ class Stream:
     ) -> None:
         self._run, self._rank, self._world_size, self._group = run, rank, world_size, group
         self._settings = settings
-        marks = delivered.bookmarks()
+        marks = delivered.restart()
         self._slot = delivered.slot
         self._live = set(delivered.own) - {lane for lane, mark in marks.items() if mark.ended}
         loader = DataLoader(
@@ -90,18 +103,20 @@ class Stream:
         self._queue: queue.Queue[Slot | _Failure] = queue.Queue(maxsize=2 * (settings.batch_size or 1))
         self._stopped = stop = threading.Event()
         # Forked workers start here, before the threads.
-        feeder = threading.Thread(
-            target=_feed, args=(iter(loader), self._queue, stop), name="wdspack-feeder", daemon=True
-        )
-        self._pool = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="wdspack-decode")
+        items = shm.started(lambda: iter(loader), settings.num_workers)
+        feeder = threading.Thread(target=_feed, args=(items, self._queue, stop), name="wdspack-feeder", daemon=True)
+        self._pool = decode_pool(settings.decode_threads)
+        self._buffers = Buffers(pin=settings.pin_memory)
         # Also at exit: a daemon thread must not be inside C++ code when the interpreter goes down.
-        self._finalizer = weakref.finalize(self, _stop, stop, feeder, self._pool)
+        self._finalizer = weakref.finalize(self, _stop, stop, feeder, self._pool, items)
         feeder.start()
+        self.waited = 0.0  # seconds that `next` stood still for want of packs, since it was last set to zero
         self._patient = False  # whether `_steps` may block
         self._steps_left = self._steps()
         self._partial: list[Step] = []
         self._in_flight: deque[Batch] = deque()
         self._done = False
+        self.in_vain: Counter[str] = Counter()  # of `Ledger.storage`, when `next` has raised
 
     def next(self) -> Batch:
         """The next batch, its decoding begun."""
@@ -136,7 +151,13 @@ class Stream:
     def _batch(self) -> Batch:
         steps, self._partial = tuple(self._partial), []
         groups = [step.packed.samples if step.packed else () for step in steps if step.is_pack]
-        return Batch(steps, Decoding(self._run, groups, normalize=self._settings.normalize, executor=self._pool))
+        decoding = Decoding(
+            self._run, groups, normalize=self._settings.normalize, executor=self._pool, buffers=self._buffers
+        )
+        pixels, packs = decoding.expected()
+        # In the pool, since whatever is left for the consumer's thread is time that the consumer waits.
+        batched = self._settings.batch_size is not None
+        return Batch(steps, decoding, self._pool.submit(make, self._run, pixels, packs, batched=batched))
 
     def _steps(self) -> Iterator[Step | None]:
         """This rank's slots in order; None where going on would mean waiting and `_patient` is False.
@@ -161,27 +182,31 @@ class Stream:
                 peers = {(self._slot + rank) % self._run.lanes for rank in range(self._world_size)}
                 if slot.packed is None or slot.packed.last:
                     self._live.discard(slot.lane)
-                yield self._step(slot.packed, filler=shared and not there and not peers.isdisjoint(everyone))
+                yield self._step(slot, filler=shared and not there and not peers.isdisjoint(everyone))
                 if not shared and not self._live:
                     return
             first_round = False
 
-    def _step(self, packed: Packed | None, *, filler: bool) -> Step:
+    def _step(self, slot: Slot | None, *, filler: bool) -> Step:
         lane = (self._slot + self._rank) % self._run.lanes
         self._slot += self._world_size
-        return Step(lane, packed, filler, self._slot)
+        packed, storage = (slot.packed, slot.storage) if slot else (None, Counter[str]())
+        return Step(lane, packed, filler, self._slot, storage)
 
     def _take(self) -> Generator[None, None, Slot]:
         while True:
-            try:
+            begun, found = time.monotonic(), None
+            with suppress(queue.Empty):
                 found = self._queue.get(block=self._patient, timeout=1)
-            except queue.Empty:
+            self.waited += time.monotonic() - begun
+            if found is None:
                 if self._stopped.is_set():
-                    raise WdspackError("the loader was closed while a batch was waited for") from None
+                    raise WdspackError("the loader was closed while a batch was waited for")
                 if not self._patient:
                     yield None
                 continue
             if isinstance(found, _Failure):
+                self.in_vain = found.storage
                 raise found.error
             return found
 
@@ -206,6 +231,9 @@ class _Slots(IterableDataset[Slot]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        access = Access(self._run.config.reading)
+        if info:
+            gc.freeze()  # what was imported stays; going through it at every collection took 5 % of the time
         try:
             yield from slots(
                 self._run,
@@ -215,14 +243,18 @@ class _Slots(IterableDataset[Slot]):
                 workers=workers,
                 start=self._start,
                 bookmarks=self._bookmarks,
+                access=access,
             )
         except WdspackError as error:  # whole, where DataLoader would wrap its text
-            yield _Failure(error)
+            yield _Failure(error, access.news())
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
+    """storage: what was counted there since the last slot, in vain."""
+
     error: BaseException
+    storage: Counter[str] = field(default_factory=Counter)
 
 
 def _as_it_is(item: Any) -> Any:
@@ -251,7 +283,10 @@ def _put(into: "queue.Queue[Any]", item: Any, stop: threading.Event) -> bool:
     return False
 
 
-def _stop(stop: threading.Event, feeder: threading.Thread, pool: ThreadPoolExecutor) -> None:
+def _stop(stop: threading.Event, feeder: threading.Thread, pool: ThreadPoolExecutor, items: Iterator[Any]) -> None:
     stop.set()
     pool.shutdown(wait=True, cancel_futures=True)
-    feeder.join(timeout=10)  # at most one item's work, unless a worker hangs
+    if feeder is not threading.current_thread():  # which may be the one to collect a forgotten stream
+        feeder.join(timeout=10)  # at most one item's work, unless workers hang, or have not even started
+    if shutdown := getattr(items, "_shutdown_workers", None):  # now, however long an exception keeps its frames
+        shutdown()
