@@ -8,6 +8,7 @@
     … --beside           what one decoding thread does to a pure-Python loop
     … --scaling          one core, then two
     … --profile          where the CPU seconds go
+    … --peers            a row each for webdataset, megatron-energon and mosaicml-streaming (pipeline_peers.py)
     … --threads N --workers N --prefetch N --normalize   instead of the defaults; with float32 pixels
 
 Tiles of 512, longest side 1,024 (small images are not enlarged), 64 tokens a tile, packs of 4,096 tokens and 18 images,
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -43,11 +44,12 @@ from wdspack.serve import S3Server
 from wdspack.tokenizer import train_tokenizer
 
 PARTS = Path(__file__).with_name("pipeline_parts.py")
+PEERS = Path(__file__).with_name("pipeline_peers.py")
 
 
-def run(task: str, settings: dict[str, Any]) -> dict[str, Any]:
+def run(task: str, settings: dict[str, Any], script: Path = PARTS) -> dict[str, Any]:
     """A task's figures, and "peak": the most MB that its processes held at once (PSS, looked at every 0.3 s)."""
-    command = [sys.executable, "-W", "ignore", str(PARTS), task, json.dumps(settings)]
+    command = [sys.executable, "-W", "ignore", str(script), task, json.dumps(settings)]
     peak = 0.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
@@ -94,13 +96,22 @@ def _usable(files: convert.Files) -> bool:
     return len(images) <= 20 and all(width * height <= 6e6 for width, height in sizes)
 
 
-def end_to_end(console: Console, places: dict[str, dict[str, Any]], base: dict[str, Any], rounds: int) -> None:
+def end_to_end(
+    console: Console, places: dict[str, dict[str, Any]], base: dict[str, Any], rounds: int, peers: Sequence[str] = ()
+) -> None:
     floors: list[dict[str, float]] = []
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in places}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in (*places, *peers)}
+    for peer in peers:
+        run("prepare", base | {"peer": peer}, PEERS)
     for _ in range(rounds):
         floors.append(run("floor", base | {"cores": 1}))
         for name, place in places.items():
             found[name].append(run("product", base | place))
+        for peer in peers:
+            found[peer].append(run(peer, base, PEERS))
+            theirs, ours = found[peer][-1]["sizes"], found["local"][-1]["sizes"]
+            if theirs != ours:
+                raise SystemExit(f"{peer} delivered {theirs} tokens and images, the product {ours}: not the same work")
     parts = {name: statistics.median(floor[name] for floor in floors) for name in floors[0] if name != "peak"}
     total, cores = sum(parts.values()), len(os.sched_getaffinity(0))
     console.print(
@@ -128,10 +139,11 @@ def end_to_end(console: Console, places: dict[str, dict[str, Any]], base: dict[s
         table.add_row(
             name, f"{middle['rate']:.0f}", f"{middle['rate'] * total / 1000 / cores:.2f}", f"{middle['cpu']:.2f}",
             f"{total / middle['cpu']:.2f}", f"{middle['tokens']:,.0f}", f"{middle['fill']:.1%}", f"{most:.1%}",
-            f"{middle['peak']:.0f}", f"{middle['first']:.1f}", f"{middle['import']:.2f}", f"{middle['waited']:.0%}",
+            f"{middle['peak']:.0f}", f"{middle['first']:.1f}",
+            *(() if name in peers else (f"{middle['import']:.2f}", f"{middle['waited']:.0%}")),
         )  # fmt: skip
     console.print(table)
-    console.print(results[-1]["timing"], highlight=False)
+    console.print(found[list(places)[-1]][-1]["timing"], highlight=False)
 
 
 def _is_number(value: Any) -> bool:
@@ -148,7 +160,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int)
     for name in ("slow", "consumer"):
         parser.add_argument(f"--{name}", type=float)
-    for name in ("s3", "beside", "scaling", "profile", "normalize"):
+    for name in ("s3", "beside", "scaling", "profile", "normalize", "peers"):
         parser.add_argument(f"--{name}", action="store_true")
     args = parser.parse_args()
     console = Console(width=140)
@@ -160,7 +172,7 @@ def main() -> None:
             base = {
                 "urls": urls, "tokenizer": args.tokenizer or tokenizer, "samples": args.samples,
                 "threads": args.threads, "workers": args.workers, "normalize": args.normalize,
-                "prefetch": args.prefetch,
+                "prefetch": args.prefetch, "folder": name,
             }  # fmt: skip
             places: dict[str, dict[str, Any]] = {"local": {}}
             if server:
@@ -185,7 +197,7 @@ def main() -> None:
                     f"a consumer that sleeps {factor:g} × {free['batch']:.3f} s a batch waits {slowed['waited']:.1%} "
                     f"of the time after 20 batches; peak {slowed['peak']:.0f} MB\n{slowed['timing']}", highlight=False,
                 )  # fmt: skip
-            end_to_end(console, places, base, args.rounds)
+            end_to_end(console, places, base, args.rounds, ("webdataset", "energon", "mosaicml") if args.peers else ())
     return None
 
 
