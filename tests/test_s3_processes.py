@@ -14,7 +14,7 @@ from s3 import bucketed, source
 
 import wdspack
 from wdspack.shards import expand_urls
-from wdspack.storage import Access, begin, open_shard, read_file
+from wdspack.storage import Access, Successive, open_shard, read_file
 
 LAYOUT = wdspack.TileLayout(tile=32, max_side=64, tokens_per_tile=4)
 
@@ -82,15 +82,15 @@ def test_a_thousand_shards_leave_no_socket_thread_or_memory_behind(s3):
     for n in range(50):
         client.put_object(Bucket=s3.bucket, Key=f"many/{n}.bin", Body=bytes([n]) * 20_000)
     access, process, seen = Access(), psutil.Process(), []
-    for n in range(1000):
-        url = f"s3://{s3.bucket}/many/{n % 50}.bin"
-        following = f"s3://{s3.bucket}/many/{(n + 1) % 50}.bin"
-        with open_shard(url, storage_options=s3.storage_options, access=access) as stream:
-            begun = begin(stream, following, storage_options=s3.storage_options, access=access)
+    urls = [f"s3://{s3.bucket}/many/{n % 50}.bin" for n in range(1000)]
+    shards = Successive(iter([*urls, *urls]), storage_options=s3.storage_options, access=access)
+    for n, url in enumerate(urls):
+        with shards.open(url) as stream:
             if n % 3:  # some are left early
                 assert stream.read(30_000) == bytes([n % 50]) * 20_000
-        if begun:
-            begun.close()
+        if n % 100 == 98:  # with some begun that nobody will open
+            shards.close()
+            shards = Successive(iter(urls[n + 1 :]), storage_options=s3.storage_options, access=access)
         if n % 100 == 99:
             gc.collect()
             seen.append((process.num_fds(), threading.active_count()))

@@ -6,6 +6,7 @@ import itertools
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,12 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdspack.config import Reading
 from wdspack.errors import ConfigError, ShardError
-from wdspack.storage import Access, list_files, open_shard, read_file, read_ranges, stat_shard
+from wdspack.storage import Access, Successive, list_files, open_shard, read_file, read_ranges, stat_shard
 from wdspack.storage.access import Budget
 
 DATA = bytes(range(256)) * 1000 + b"the end"
@@ -266,6 +267,67 @@ def test_a_file_replaced_while_it_is_read_through_any_store(store, monkeypatch, 
             assert stream.position < len(DATA)
 
 
+class Many(AbstractFileSystem):
+    """A store of files as long as their names say: many://12345 holds 12,345 bytes; below 0 it is missing."""
+
+    protocol = "many"
+    cachable = False
+
+    def info(self, path, **_):
+        if int(self._strip_protocol(path)) < 0:
+            raise FileNotFoundError(path)
+        return {"name": path, "size": int(self._strip_protocol(path)), "type": "file", "mtime": 1}
+
+    def cat_file(self, path, start=None, end=None, **_):
+        return DATA[: int(self._strip_protocol(path))][start:end]
+
+
+fsspec.register_implementation("many", Many, clobber=True)
+
+
+@given(
+    lanes=st.lists(st.lists(st.tuples(st.integers(-1, 40), st.booleans()), max_size=12), min_size=1, max_size=3),
+    budget=st.integers(1, 60_000),
+    smallest=st.integers(500, 6000),
+)
+@settings(max_examples=40, deadline=None)
+def test_shards_that_are_begun_before_their_turn_are_what_they_would_be(lanes, budget, smallest):
+    """Several readers with one budget, shards of any size, some missing, some left before their end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Budget, "LARGEST", 6000)
+        patch.setattr(Budget, "SMALLEST", smallest)
+        access = Access(Reading(prefetch_bytes=budget))
+
+        def read(shards):
+            urls = [f"many://{size * 1000}" for size, _ in shards]
+            reader = Successive(iter(urls), access=access)
+            for url, (size, whole) in zip(urls, shards, strict=True):
+                if size < 0:
+                    with pytest.raises(ShardError, match="many:"):
+                        reader.open(url)
+                    continue
+                with reader.open(url) as stream:
+                    wanted = size * 1000 if whole else size * 400
+                    assert stream.read(wanted) == DATA[:wanted]
+                    assert not whole or stream.read(1) == b""
+            reader.close()
+
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            for task in [pool.submit(read, shards) for shards in lanes]:
+                task.result(timeout=60)
+        settled = time.monotonic() + 5
+        while access.budget._readers and time.monotonic() < settled:  # the event loop closes what was left
+            time.sleep(0.001)
+        assert access.budget._used == 0
+        assert not access.budget._by_reader
+
+
+def test_shards_can_only_be_opened_in_the_order_that_was_said(base):
+    shards = Successive(iter([base + "x.tar", base + "y.tar"]), access=Access())
+    with pytest.raises(ValueError, match=r"x.tar comes next, not .*y.tar"):
+        shards.open(base + "y.tar")
+
+
 @pytest.mark.parametrize("how", ["appended", "moved"])
 def test_a_local_file_written_to_while_it_is_read(tmp_path, how):
     path = tmp_path / "x.tar"
@@ -353,8 +415,8 @@ def whole():
 @pytest.mark.parametrize("length", [True, False])
 def test_a_server_without_ranges_is_read_through(whole, tmp_path, length):
     Whole.length = length
-    for settings in (Reading(), Reading(cache_dir=str(tmp_path), cache_bytes=10**9)):
-        access = Access(settings)
+    for reading in (Reading(), Reading(cache_dir=str(tmp_path), cache_bytes=10**9)):
+        access = Access(reading)
         with open_shard(whole, access=access) as stream:
             assert stream.read(10**8) == Whole.content
         assert access.counts["bytes"] == len(Whole.content)

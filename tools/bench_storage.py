@@ -1,13 +1,13 @@
 #!/usr/bin/env python
 """What streaming from an object store reaches: against raw range requests and s3fs, and from a cold start.
 
-    python tools/bench_storage.py [--shards 6 --megabytes 64 --rounds 3] [--blocks 1,2,4,8] [--prefetch 64]
+    python tools/bench_storage.py [--shards 40 --megabytes 64 --rounds 3] [--blocks 2,4,8] [--prefetch 64]
 
 A real S3 server on loopback, behind a proxy (a process of its own) that adds 30 ms + exp(10 ms) to each answer's first
 byte and lets 85 MB/s through each connection. In every round, each in a fresh process and in turn:
 
     raw       20 range requests of 5 MB in flight, straight from the client library, their bodies thrown away
-    wdspack   shard after shard by `open_shard`, as a lane reads them, default settings
+    wdspack   shard after shard by `Successive`, as a lane reads them, default settings
     s3fs      `s3fs.open` at its defaults, 100 kB at a time (the first shard only)
 
 Memory is the peak of the process's resident set over what it was before the first request. Then a cold start: 512
@@ -65,17 +65,17 @@ def raw(urls: list[str], options: dict[str, Any], size: int, _: dict[str, Any]) 
 
 def wdspack(urls: list[str], options: dict[str, Any], _: int, settings: dict[str, Any]) -> dict[str, Any]:
     from wdspack.config import Reading
-    from wdspack.storage import Access, begin, open_shard, stat_shard
+    from wdspack.storage import Access, Successive, stat_shard
     from wdspack.storage.access import Budget
 
     if "block" in settings:
         Budget.LARGEST = settings.pop("block")
-    access, begun, total = Access(Reading(**settings)), None, 0
+    access, total = Access(Reading(**settings)), 0
     stat_shard(urls[0], storage_options=options)  # connects
     finish = baseline()
-    for url, following in zip(urls, [*urls[1:], None], strict=True):
-        with open_shard(url, storage_options=options, access=access, begun=begun) as stream:
-            begun = begin(stream, following, storage_options=options, access=access)
+    shards = Successive(iter(urls), storage_options=options, access=access)
+    for url in urls:
+        with shards.open(url) as stream:
             while data := stream.read(READ):
                 total += len(data)
     return finish(total) | dict(access.counts)
@@ -194,7 +194,7 @@ def serve_proxy(upstream: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", type=int, default=6)
+    parser.add_argument("--shards", type=int, default=40)
     parser.add_argument("--megabytes", type=int, default=64, help="of each shard")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--blocks", default="", help="further sizes of a block to try, in MiB")

@@ -69,7 +69,7 @@ class Source:
 class Reading:
     """How remote shards are read; nothing here changes what is read. The fields are those of `DataConfig`."""
 
-    prefetch_bytes: int = 128 << 20
+    prefetch_bytes: int = 160 << 20
     retry_seconds: float = 120.0
     stall_seconds: float = 20.0
     cache_dir: str | None = None

@@ -35,8 +35,8 @@ class SourceReader:
         self._config, self._number, self._urls = config, number, urls
         self._source = config.source_list[number]
         self._lane, self._lanes, self._counts, self._access = lane, lanes, counts, access
-        self._begun: storage.Begun | None = None  # the shard after the one that is being read
         self.cursor = cursor
+        self._shards = storage.Successive(self._coming(), storage_options=self._source.storage_options, access=access)
         self._samples = self._read()
 
     @property
@@ -54,19 +54,14 @@ class SourceReader:
 
     def close(self) -> None:
         self._samples.close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._begun is not None:
-            self._begun.close()
-            self._begun = None
+        self._shards.close()
 
     def _read(self) -> Generator[tuple[RawSample, Place], None, None]:
         idle = 0  # epochs in which this lane had no share
         while self.live:
             order = self._order(self.cursor.epoch)
             while self.cursor.position < len(order):
-                yield from self._read_shard(order[self.cursor.position], self._following(order))
+                yield from self._read_shard(order[self.cursor.position])
                 self.cursor = self.cursor._replace(position=self.cursor.position + 1, offset=0, ordinal=0)
             idle = 0 if self.cursor.read else idle + 1
             if self._config.epochs is None:
@@ -84,23 +79,20 @@ class SourceReader:
             shuffle=self._config.shuffle,
         )
 
-    def _following(self, order: list[shards.Share]) -> str | None:
-        """The shard after the one at the cursor, over the end of the epoch."""
-        rest = order[self.cursor.position + 1 :]
-        if not rest and self.cursor.epoch + 1 != self._config.epochs:
-            rest = self._order(self.cursor.epoch + 1)
-        return self._urls[rest[0].shard] if rest else None
+    def _coming(self) -> Iterator[str]:
+        """The shards from the cursor on, over the ends of epochs, until this lane has no share in many of them."""
+        epoch, position, idle = self.cursor.epoch, self.cursor.position, 0
+        while (self._config.epochs is None or epoch < self._config.epochs) and idle <= self._lanes:
+            order = self._order(epoch)
+            yield from (self._urls[share.shard] for share in order[position:])
+            epoch, position, idle = epoch + 1, 0, 0 if order else idle + 1
 
-    def _read_shard(self, share: shards.Share, following: str | None) -> Iterator[tuple[RawSample, Place]]:
+    def _read_shard(self, share: shards.Share) -> Iterator[tuple[RawSample, Place]]:
         url = self._urls[share.shard]
         # All lanes walk through a shared shard; one of them keeps its books.
         counts = self._counts if not share.phase else Counts()
         try:
-            options, access, begun = self._source.storage_options, self._access, self._begun
-            with storage.open_shard(
-                url, start=self.cursor.offset, storage_options=options, access=access, begun=begun
-            ) as stream:
-                self._begun = storage.begin(stream, following, storage_options=options, access=access)
+            with self._shards.open(url, start=self.cursor.offset) as stream:
                 reader = tar.TarReader(
                     stream,
                     ordinal=self.cursor.ordinal,
@@ -122,7 +114,6 @@ class SourceReader:
                 raise
             counts.shards[f"lost_{error.reason}"] += 1
             logger.warning("passed over a shard, as on_error='skip' says: %s", error)
-            self._let_go()
 
     def _check_yield(self, idle: int) -> None:
         """An endless run must not spin on data that gives nothing."""

@@ -14,12 +14,12 @@ its clients do not survive a fork. All failures leave as `ShardError`.
 
 from wdspack.storage.access import Access
 from wdspack.storage.clients import Options
-from wdspack.storage.opening import Begun, begin, open_shard
+from wdspack.storage.opening import Successive, open_shard
 from wdspack.storage.reading import list_files, read_file, read_ranges, stat_shard
 from wdspack.storage.requests import Stat
 from wdspack.storage.stream import ShardStream
 
 __all__ = [
-    "Access", "Begun", "Options", "ShardStream", "Stat", "begin", "list_files", "open_shard", "read_file",
-    "read_ranges", "stat_shard",
+    "Access", "Options", "ShardStream", "Stat", "Successive", "list_files", "open_shard", "read_file", "read_ranges",
+    "stat_shard",
 ]  # fmt: skip

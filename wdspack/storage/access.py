@@ -28,57 +28,73 @@ _jitter = random.SystemRandom()  # processes that were forked must not come back
 
 
 class Budget:
-    """Bytes that the streams of a process may hold ahead of their readers. Used in fsspec's event loop only.
+    """Bytes that the readers of a process may hold ahead of where they read. Used in fsspec's event loop only.
 
-    Each stream has an equal share; one that holds nothing always gets a block, so that none can starve.
+    Each reader has an equal share, for the file it reads and those that come next; a file that holds nothing always
+    gets a block, so that none can starve.
     """
 
-    LARGEST, SMALLEST = 1 << 23, 1 << 18  # bytes of a block; see tools/bench_storage.py
+    LARGEST, SMALLEST = 6 << 20, 1 << 18  # bytes of a block; see tools/bench_storage.py
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._spare: list[bytearray] = []  # of largest blocks; a new one costs page faults
         self._used = 0
-        self._held: dict[Callable[[], None], int] = {}
+        self._readers: dict[Callable[[], None], object] = {}  # by the pumps of their files
+        self._held: dict[Callable[[], None], int] = {}  # bytes
+        self._by_reader: Counter[object] = Counter()
 
-    def join(self, pump: Callable[[], None]) -> None:
-        """pump: called whenever there may be room again."""
-        self._held[pump] = 0
+    def join(self, pump: Callable[[], None], reader: object) -> None:
+        """pump: called whenever there may be room again, those that joined first before others."""
+        self._readers[pump], self._held[pump] = reader, 0
+        self._by_reader[reader] += 0
 
     def leave(self, pump: Callable[[], None]) -> None:
-        self._used -= self._held.pop(pump, 0)
-        self._wake()
+        """Gives back what is held."""
+        if pump in self._readers:
+            self._count(pump, -self._held[pump])
+            reader = self._readers.pop(pump)
+            del self._held[pump]
+            if reader not in self._readers.values():
+                del self._by_reader[reader]
+            self._wake()
 
     def grant(self, pump: Callable[[], None], wanted: int) -> int:
-        """Bytes of the block that this stream may now ask for, `wanted` at most; 0 for none."""
-        share = self._total // len(self._held)
+        """Bytes of the block that may now be asked for, `wanted` at most; 0 for none."""
+        share = self._total // len(self._by_reader)
         block = min(wanted, max(self.SMALLEST, min(self.LARGEST, share // 2)))
-        held = self._held[pump]
-        if held and (held + block > share or self._used + block > self._total):
+        over = self._by_reader[self._readers[pump]] + block > share or self._used + block > self._total
+        if over and self._held[pump]:
             return 0
-        if self._used + block > self._total:
+        if over:
             block = min(block, self.SMALLEST)
-        self._held[pump] += block
-        self._used += block
+        self._count(pump, block)
         return block
 
     def release(self, pump: Callable[[], None], n: int) -> None:
-        if pump in self._held:
-            self._held[pump] -= n
-            self._used -= n
+        if pump in self._readers:
+            self._count(pump, -n)
             self._wake()
+
+    def _count(self, pump: Callable[[], None], n: int) -> None:
+        self._held[pump] += n
+        self._by_reader[self._readers[pump]] += n
+        self._used += n
 
     def buffer(self, size: int) -> bytearray:
         """Memory for a block that was granted."""
-        return self._spare.pop() if size == self.LARGEST and self._spare else bytearray(size)
+        found = self._spare.pop() if size == self.LARGEST and self._spare else None
+        while self._spare and self._used + len(self._spare) * self.LARGEST > self._total:
+            self._spare.pop()
+        return bytearray(size) if found is None else found
 
     def take_back(self, buffer: bytearray) -> None:
         """Of a block that nobody reads or writes any more."""
-        if len(buffer) == self.LARGEST and len(self._spare) < 4:
+        if len(buffer) == self.LARGEST:
             self._spare.append(buffer)
 
     def _wake(self) -> None:
-        for pump in list(self._held):
+        for pump in list(self._readers):
             pump()
 
 
@@ -90,7 +106,7 @@ class Access:
 
     def __init__(self, reading: Reading | None = None) -> None:
         self.reading = reading or Reading()
-        self.budget = Budget(self.reading.prefetch_bytes)
+        self.budget = Budget(self.reading.prefetch_bytes * 9 // 10)  # the rest is for what is just arriving
         self.counts: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
 

@@ -8,10 +8,13 @@ open_shard ──▶ ShardStream ─┬─ LocalFile                 the operati
 
 import io
 import logging
+from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from threading import Lock
 from typing import cast
 
+from fsspec.asyn import get_loop
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -28,6 +31,7 @@ from wdspack.storage.stream import Gunzip, ShardStream
 logger = logging.getLogger("wdspack")
 
 GZIP = b"\x1f\x8b"
+_AHEAD = 8  # shards begun ahead at most: small ones cost a request each
 _BUFFER = 1 << 16  # bytes; a member's header rarely costs a system call of its own
 
 
@@ -37,22 +41,20 @@ def open_shard(
     start: int = 0,
     storage_options: Options = None,
     access: Access | None = None,
-    begun: "Begun | None" = None,
+    begun: PrefetchFile | None = None,
 ) -> ShardStream:
     """The stream of one shard from decompressed offset `start`. Closing it is up to the caller: use `with`.
 
     gzip is recognised by its first two bytes, whatever the name, may have several members, and is decompressed from
     its beginning up to `start`. access: how to read, and where to count; one for all that a process reads side by side.
-    begun: what `begin` gave for this shard.
+    begun: this very shard, at its beginning.
 
     Raises ShardError: "missing", "no_bucket", "denied", "expired", "changed", "unreadable", "bad_gzip", or "truncated"
     where the shard ends before `start`.
     """
     access = access or Access()
     with ExitStack() as closing, translating(url):
-        raw = (begun.take() if begun and begun.url == url and not start else None) or _open(
-            url, start, storage_options, access
-        )
+        raw = begun or _open(url, start, storage_options, access)
         closing.enter_context(raw)
         at = raw.tell() if raw.seekable() else 0
         file: PrefetchFile | io.BufferedIOBase
@@ -71,49 +73,63 @@ def open_shard(
         return stream
 
 
-class Begun:
-    """A shard whose first bytes are on their way while the one before it is read to its end."""
+class Successive:
+    """Opens shards one after the other. While one is read, those that follow are begun, as far as the budget goes.
 
-    def __init__(self, url: str, storage_options: Options, access: Access) -> None:
-        self.url = url
-        self._options, self._access = storage_options, access
-        self._file: PrefetchFile | None = None
-        self._over = False  # nobody will take it any more
+    urls: the shards, in the order in which they will be opened. Drawn from as they are begun, in any thread.
+    """
+
+    def __init__(self, urls: Iterator[str], *, storage_options: Options = None, access: Access) -> None:
+        self._urls, self._options, self._access = urls, storage_options, access
+        self._begun: deque[tuple[str, PrefetchFile | None]] = deque()  # None: could not be begun, or is not worth it
+        self._waits = False  # whether the next one is to be begun as soon as one is opened
+        self._closed = False
         self._lock = Lock()
 
-    def start(self) -> None:
-        """To be called in fsspec's event loop."""
-        with self._lock, suppress(Exception):  # whatever it is will be met, and told, when the shard is opened
-            if not self._over:
-                fs, path = filesystem(self.url, self._options, self._access.reading.stall_seconds)
-                self._file = PrefetchFile(remote_file(fs, path, self.url), self._access)
-
-    def take(self) -> PrefetchFile | None:
-        """The file from its beginning, once; None if it was not begun. Waits for its first answer."""
-        with self._lock:
-            file, self._file, self._over = self._file, None, True
-        if file is not None and file.failed():
+    def open(self, url: str, *, start: int = 0) -> ShardStream:
+        """The next shard, which is `url`: as `open_shard`, and raises as that does."""
+        file = self._take(url)
+        if file is not None and (start or file.failed()):
             file.close()
-            return None
-        return file
+            file = None
+        stream = open_shard(url, start=start, storage_options=self._options, access=self._access, begun=file)
+        if isinstance(stream.source, PrefetchFile) and stream.source is not file:
+            stream.source.when_nearly_asked(self._begin)
+        return stream
 
     def close(self) -> None:
+        """Lets go of what was begun and is not opened yet; nothing can be opened any more."""
         with self._lock:
-            file, self._file, self._over = self._file, None, True
-        if file is not None:
+            self._closed = True
+            files = [file for _, file in self._begun if file is not None]
+        for file in files:
             file.close()
 
+    def _take(self, url: str) -> PrefetchFile | None:
+        """What has been begun of the next shard."""
+        with self._lock:
+            expected, file = self._begun.popleft() if self._begun else (next(self._urls, None), None)
+            waits, self._waits = self._waits, False
+        if expected != url:
+            raise ValueError(f"{expected} comes next, not {url}")
+        if waits:
+            get_loop().call_soon_threadsafe(self._begin)
+        return file
 
-def begin(stream: ShardStream, url: str | None, *, storage_options: Options = None, access: Access) -> Begun | None:
-    """Has the shard at `url` begun as soon as the last bytes of `stream` have been asked for.
-
-    None where nothing is gained by it: shards on local disks, and behind a cache, which asks for them first.
-    """
-    if url is None or not isinstance(stream.source, PrefetchFile):
-        return None
-    begun = Begun(url, storage_options, access)
-    stream.source.when_asked(begun.start)
-    return begun
+    def _begin(self) -> None:
+        """Begins the next shard, and after it those that follow. In fsspec's event loop."""
+        with self._lock:
+            self._waits = len(self._begun) >= _AHEAD
+            if self._closed or self._waits or (url := next(self._urls, None)) is None:
+                return
+            file = None
+            with suppress(Exception):  # whatever it is will be met, and told, when the shard is opened
+                fs, path = filesystem(url, self._options, self._access.reading.stall_seconds)
+                if not isinstance(fs, LocalFileSystem | MemoryFileSystem):
+                    file = PrefetchFile(remote_file(fs, path, url), self._access, reader=self)
+            self._begun.append((url, file))
+        if file is not None:
+            file.when_nearly_asked(self._begin)
 
 
 def _open(url: str, start: int, storage_options: Options, access: Access) -> io.RawIOBase:
