@@ -23,13 +23,16 @@ from wdspack.types import Size
 
 T = TypeVar("T")
 
-PACKING_VERSION = 1  # part of a run's identity: raise it when the same samples would make other packs
+PACKING_VERSION = 2  # part of a run's identity: raise it when the same samples would make other packs
 
 # One setting for all data, measured with tools/bench_packing.py. Each trades fill and balance for time.
 WINDOW = 96  # candidates of a pack: among fewer, the sizes that balance needs are sometimes used up
 # Padding costs all layers of the model, so little of it is worth being on the aim. But all ranks wait for the heaviest
 # pack of a step: 1 % too much, by more than one image or tile, is as bad as 2 % padding.
 OFF_AIM, OVER_AIM = 0.03, 2.0  # price of the whole aim, in packs
+# Where there are so many images (or tiles) that their limit decides how many packs there will be, padding costs nothing
+# and an image less than the limit costs its share of a pack: images come first, tokens second.
+SCARCE = 4.0  # instead of OFF_AIM
 EACH, LEAST = 18, 48  # candidates looked at for each sample of a mean pack, at least and up to WINDOW
 CHOICE = 4  # mean samples that the search is to choose; those before them are taken in order
 GRAIN = 1 / 585  # of a pack: what rounding the tokens of all samples chosen for it may cost
@@ -105,7 +108,7 @@ class RollingPacker(Generic[T]):
     def pop(self) -> list[T]:
         """Removes one pack: at least one sample, in order of priority.
 
-        1. Aim at the mean number of images (or tiles) of a pack.
+        1. Aim at the mean number of images (or tiles) of a pack, or at their limit where they are more.
         2. Take the first sample, and those after it in order while there stays room for CHOICE mean samples.
         3. Complete them with the best subset of the rest of the window, exact to GRAIN of a pack.
 
@@ -115,14 +118,14 @@ class RollingPacker(Generic[T]):
         """
         if not self._window:
             raise IndexError("pop from an empty packer; push a sample first")
-        axis, aim = self._aim()
+        axis, aim, price = self._aim()
         # A pack of few samples must not cost more of each than a pack of many: fewer candidates are looked at.
         width = max(LEAST, int(EACH * self.budget.seq_len * len(self._items) / self._held[0]))
         sizes = [size for _, _, size in self._window[:width]]
         newest, _ = next(reversed(self._items.values()))
         overdue = newest - self._window[0][0] >= OVERDUE * self.buffer_size
         head = self._head(sizes, axis, aim, overdue)
-        picks = [] if overdue else self._picks(total(sizes[:head]), sizes[head:], axis, aim)
+        picks = [] if overdue else self._picks(total(sizes[:head]), sizes[head:], axis, aim, price)
 
         leaving = [*range(head), *(head + pick for pick in picks)]
         pack = [self._items.pop(self._window[index][1])[1] for index in leaving]
@@ -137,8 +140,8 @@ class RollingPacker(Generic[T]):
         self._held = Size(held[0] - gone[0], held[1] - gone[1], held[2] - gone[2])
         return pack
 
-    def _aim(self) -> tuple[int, float]:
-        """What to search over (1 images, 2 tiles), and how much of it a full pack has.
+    def _aim(self) -> tuple[int, float, float]:
+        """What to search over (1 images, 2 tiles), how much of it a full pack has, and the price of having less.
 
         Half way between the mean of all samples so far and the mean of those held: the first differs little between
         lanes, the second gives back what earlier packs took too much of. A hard limit comes before balance: where the
@@ -151,7 +154,8 @@ class RollingPacker(Generic[T]):
         axis, other = (1, 2) if self.budget.balance == "images" else (2, 1)
         if used[other] > max(used[axis], BINDING):
             axis = other
-        return axis, means[axis] / max(1.0, used[1], used[2])
+        scarcity = max(used[1], used[2])
+        return axis, means[axis] / max(1.0, scarcity), OFF_AIM if scarcity < 1 else SCARCE
 
     def _head(self, sizes: Sequence[Size], axis: int, aim: float, overdue: bool) -> int:
         """How many samples of the window to take from its start without choosing; at least 1."""
@@ -164,7 +168,7 @@ class RollingPacker(Generic[T]):
                 return head
         return len(sizes)
 
-    def _picks(self, taken: Size, sizes: Sequence[Size], axis: int, aim: float) -> list[int]:
+    def _picks(self, taken: Size, sizes: Sequence[Size], axis: int, aim: float, price: float) -> list[int]:
         """Indices of the sizes that complete a pack which has `taken` already.
 
         The search knows nothing of the budget off its axis: where its answer breaks that it is asked again, without
@@ -191,7 +195,7 @@ class RollingPacker(Generic[T]):
                 bare=(room - (0 if taken.images else self.budget.blank)) // grain,
                 cap=max(0, cap - taken[axis]),
                 aim=aim - taken[axis],
-                unit=OFF_AIM * seq_len / max(aim, 1) / grain,
+                unit=price * seq_len / max(aim, 1) / grain,
                 over=OVER_AIM * seq_len / max(aim, 1) / grain,
                 slack=int(SLACK * seq_len) // grain,
             )
