@@ -57,8 +57,8 @@ def floor(settings: dict[str, Any]) -> dict[str, float]:
     """What cannot be left out, by the plain libraries, one thread: no packing, no labels, no batches.
 
     read: webdataset's samples by `wdspack.tar`. tokenize: `tokenizers`, the conversation written out as ChatML.
-    decode: Pillow, all pixels, as RGB in NumPy. resize: the product's own `images.fit` and `cut`, which are torch's
-    antialiased bicubic for each view and the copy into its tiles.
+    decode: Pillow, all pixels, as RGB in NumPy. resize: torch's antialiased bicubic of each view, at its fastest (the
+    channels last), and the copy into tiles, channel by channel.
     """
     config = settle(settings)
     import numpy as np
@@ -93,9 +93,13 @@ def floor(settings: dict[str, Any]) -> dict[str, float]:
                 except (OSError, SyntaxError):
                     continue
             with meter("resize"):
-                image = torch.from_numpy(pixels).permute(2, 0, 1)
-                for view in config.layout.views(grid):
-                    images.cut(images.fit(image, view), view, tiles[: view.rows * view.cols])
+                image = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+                for rows, cols, cell, *_ in config.layout.views(grid):
+                    size = rows * cell, cols * cell
+                    fitted = torch.nn.functional.interpolate(image, size=size, mode="bicubic", antialias=True)[0]
+                    cells = fitted.view(3, rows, cell, cols, cell).permute(1, 3, 0, 2, 4)
+                    for channel in range(3):
+                        tiles[: rows * cols].view(rows, cols, 3, cell, cell)[:, :, channel].copy_(cells[:, :, channel])
     return meter.parts
 
 
@@ -148,7 +152,7 @@ def stages(settings: dict[str, Any]) -> dict[str, float]:
             with meter("cut into tiles"):
                 start = 0
                 for view, fitted in zip(layout.views(image.grid), views, strict=True):
-                    images.cut(fitted, view, rows[start : start + view.rows * view.cols])
+                    images.cut(fitted, view, rows[start : start + view.rows * view.cols].numpy())
                     start += view.rows * view.cols
         with meter("assemble, collate"):
             pack = assemble(run, packed.samples, packed.bookmark)
@@ -222,7 +226,7 @@ def beside(settings: dict[str, Any]) -> dict[str, float]:
                 break
             image = held[done % len(held)]
             rows = out[: config.layout.pixel_rows(image.grid)]
-            images.render(image.data, image.info, image.grid, config.layout, rows)
+            images.render(image.data, image.info, image.grid, config.layout, rows.numpy())
         return done
 
     def loop() -> float:

@@ -110,7 +110,7 @@ def drawn(run: Run, sample: Sample | None) -> Drawn | None:
     try:
         for image in sample.images:
             stop = start + layout.pixel_rows(image.grid)
-            images.render(image.data, image.info, image.grid, layout, tiles[start:stop])
+            images.render(image.data, image.info, image.grid, layout, tiles[start:stop].numpy())
             start = stop
     except SampleError:
         return None

@@ -1,4 +1,4 @@
-"""The images of some packs, decoded into one tensor, each image by one task of a thread pool.
+"""The images of some packs, decoded into one tensor, each sample's by one task of a thread pool.
 
 The tensor is allocated once and filled in place, already normalised if asked for: pixels are written where the model
 reads them. An image that cannot be decoded costs its own sample only: the sample's rows are cut out afterwards.
@@ -6,9 +6,12 @@ reads them. An image that cannot be decoded costs its own sample only: the sampl
 
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Barrier
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from wdspack import images
@@ -39,7 +42,7 @@ class _Part:
     start: int
     stop: int
     sample: Sample | None = None
-    tasks: list[Future[None]] = field(default_factory=list)
+    task: Future[None] | None = None
     error: SampleError | None = None
 
 
@@ -75,15 +78,16 @@ class Decoding:
         dtype = torch.float32 if normalize else torch.uint8
         shape = row, *layout.pixel_shape
         self._pixels = buffers.empty(shape, dtype) if buffers else torch.empty(shape, dtype=dtype)
+        self._rows: npt.NDArray[Any] = self._pixels.numpy()  # the same memory
         for part in (part for parts in self._packs for part in parts):
             self._start(part, executor)
 
     def result(self) -> tuple[torch.Tensor, list[Decoded]]:
         """All rows, (ΣN, …), and what became of each pack."""
         for part in (part for parts in self._packs for part in parts):
-            for task in part.tasks:
+            if part.task is not None:
                 try:
-                    task.result()
+                    part.task.result()
                 except SampleError as error:
                     part.error = error
         if any(part.error for parts in self._packs for part in parts):
@@ -106,34 +110,34 @@ class Decoding:
 
     def cancel(self) -> None:
         """Gives up what has not begun."""
-        for task in (task for parts in self._packs for part in parts for task in part.tasks):
+        for task in (part.task for parts in self._packs for part in parts if part.task is not None):
             task.cancel()
 
     def _start(self, part: _Part, executor: Executor | None) -> None:
-        if part.sample is None:
-            self._write(self._pixels[part.start : part.stop], None)
+        if part.sample is not None and executor is not None:
+            part.task = executor.submit(self._draw, part)
             return
-        row = part.start
-        for image in part.sample.images:
-            out = self._pixels[row : row + self._run.config.layout.pixel_rows(image.grid)]
-            row += len(out)
-            if executor is not None:
-                part.tasks.append(executor.submit(self._write, out, image))
-            elif part.error is None:
-                try:
-                    self._write(out, image)
-                except SampleError as error:
-                    part.error = error
+        try:
+            self._draw(part)
+        except SampleError as error:
+            part.error = error
 
-    def _write(self, out: torch.Tensor, image: EncodedImage | None) -> None:
+    def _draw(self, part: _Part) -> None:
+        row = part.start
+        for image in part.sample.images if part.sample is not None else (None,):
+            rows = self._run.config.layout.pixel_rows(image.grid) if image is not None else part.stop - part.start
+            self._write(self._rows[row : row + rows], image)
+            row += rows
+
+    def _write(self, out: npt.NDArray[Any], image: EncodedImage | None) -> None:
         layout = self._run.config.layout
-        tiles = torch.empty(out.shape, dtype=torch.uint8) if self._normalize else out
+        tiles = np.empty(out.shape, np.uint8) if self._normalize else out
         if image is None:
-            tiles.fill_(BLANK_VALUE)
+            tiles.fill(BLANK_VALUE)
         else:
             images.render(image.data, image.info, image.grid, layout, tiles)
         if self._normalize:
-            images.normalize(tiles, layout.mean, layout.std, out=out)
+            images.normalize(torch.from_numpy(tiles), layout.mean, layout.std, out=torch.from_numpy(out))
 
     def _compact(self) -> None:
         """Cuts failed samples' rows out; a pack left without images gets the blank one it may need."""
@@ -143,7 +147,7 @@ class Decoding:
             if len(kept) < len(parts) and needs_blank(self._run, [p.sample for p in kept if p.sample is not None]):
                 layout = self._run.config.layout
                 blank = self._pixels.new_empty((layout.pixel_rows(layout.blank()), *layout.pixel_shape))
-                self._write(blank, None)
+                self._write(blank.numpy(), None)
                 kept.append(_Part(0, 0))
                 parts.append(kept[-1])
             for part in kept:

@@ -93,7 +93,7 @@ class Recoded(_Around):
         target = self.image_format or (found if found in _FORMATS else "png")
         if small and (self.image_format is None or _FORMATS[target] == _FORMATS.get(found)):
             return data, ending
-        image = Image.fromarray(decode(data, info).permute(1, 2, 0).numpy())
+        image = Image.fromarray(decode(data, info)[..., :3])
         if not small and self.max_side is not None:
             size = (max(1, round(side * self.max_side / longer)) for side in (info.width, info.height))
             image = image.resize((next(size), next(size)), Image.Resampling.LANCZOS)
