@@ -126,9 +126,11 @@ def test_cores_are_those_of_the_container_shared_among_its_ranks(
     [
         (1.0, None, 1, 1, 1),
         (2.5, 48, 1, 1, 2),
-        (16.0, 48, 1, 4, 16),
+        (4.0, 48, 1, 2, 4),
+        (16.0, 48, 1, 6, 16),
         (16.0, None, 1, 1, 16),  # lanes would depend on the machine
-        (30.0, 48, 1, 6, 16),  # 7 do not divide 48
+        (21.0, 48, 1, 6, 16),  # 7 do not divide 48
+        (30.0, 48, 1, 8, 16),
         (96.0, 48, 8, 6, 16),  # nor do 8 divide a rank's 6
         (96.0, 7, 2, 3, 16),  # no number fits: choose_lanes says so
     ],

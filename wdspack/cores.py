@@ -3,13 +3,14 @@
 cores of a rank = min(CPU affinity, cgroup quota) / ranks on this host (LOCAL_WORLD_SIZE, as torchrun sets it)
 
 decode threads  = those cores, 16 at most: they sleep while enough batches wait
-workers         = a quarter of them, 8 at most: reading, tokenizing and packing take a quarter of decoding's time;
+workers         = a third of them, rounded up, 8 at most: reading, tokenizing and packing take 0.4 of decoding's time;
                   fewer where `lanes` is no multiple of that; 1 where `lanes` is not set, so that the sequence of
                   packs does not depend on the machine
 """
 
 import os
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -29,9 +30,9 @@ def default_threads(cores: float) -> int:
 
 
 def default_workers(cores: float, lanes: int | None, world_size: int) -> int:
-    """The largest number up to a quarter of the cores by which each rank's lanes can be shared out."""
+    """The largest number up to a third of the cores by which each rank's lanes can be shared out."""
     each = (lanes or world_size) // world_size
-    return max(n for n in range(1, max(1, min(8, int(cores) // 4)) + 1) if each % n == 0 or n == 1)
+    return max(n for n in range(1, min(8, ceil(cores / 3)) + 1) if each % n == 0)
 
 
 def _quota(cgroups: Path) -> float | None:
