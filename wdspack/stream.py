@@ -286,7 +286,10 @@ def _put(into: "queue.Queue[Any]", item: Any, stop: threading.Event) -> bool:
 def _stop(stop: threading.Event, feeder: threading.Thread, pool: ThreadPoolExecutor, items: Iterator[Any]) -> None:
     stop.set()
     pool.shutdown(wait=True, cancel_futures=True)
-    if feeder is not threading.current_thread():  # which may be the one to collect a forgotten stream
+    collected = feeder is threading.current_thread()  # which may be the one to collect a forgotten stream
+    if not collected:
         feeder.join(timeout=10)  # at most one item's work, unless workers hang, or have not even started
     if shutdown := getattr(items, "_shutdown_workers", None):  # now, however long an exception keeps its frames
         shutdown()
+    if not collected:
+        feeder.join(timeout=10)  # who may have come to the end and be doing that already: workers can be slow to end
