@@ -9,6 +9,7 @@ does not exist yet.
 import logging
 import multiprocessing
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from numbers import Integral
 from typing import Any
@@ -153,7 +154,7 @@ class Loader:
         """Stops workers and threads; iterating starts them again."""
         self._stopwatch.stop()
         if self._stream is not None:
-            self._stream.close()
+            self._closer()
             self._stream = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -222,7 +223,10 @@ class Loader:
         )  # fmt: skip
         if config.epochs is not None and self.world_size > 1 and self._group is None:
             self._group = self._agreeing_group()
-        return Stream(self._run, self._delivered, self.rank, self.world_size, self._group, self._settings)
+        stream = Stream(self._run, self._delivered, self.rank, self.world_size, self._group, self._settings)
+        # With the loader, in the thread that drops it: a stream is part of a cycle, which any thread may collect later.
+        self._closer = weakref.finalize(self, stream.close)
+        return stream
 
     def _agreeing_group(self) -> Any:
         """A gloo group of our own, over which ranks tell each other which lanes live."""
