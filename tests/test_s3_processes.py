@@ -19,11 +19,7 @@ from wdspack.storage import Access, Successive, open_shard, read_file
 LAYOUT = wdspack.TileLayout(tile=32, max_side=64, tokens_per_tile=4)
 
 
-# In full runs on two busy cores torch has complained of a terminated worker when the interpreter left; never alone.
-LATE = pytest.mark.xfail(strict=False, reason="a spawned worker may be terminated while the interpreter leaves")
-
-
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=LATE), "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_every_start_method_after_the_client_was_used(s3, shards, tokenizer_path, method, tmp_path):
     """In a process of its own, which must also end, with nothing to complain of."""
     local = shards(counts=[12, 9, 14, 7])

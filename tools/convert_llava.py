@@ -4,24 +4,9 @@
 python tools/convert_llava.py llava_v1_5_mix665k.json shards/ --images data/ --workers 8 --shuffle 0
 """
 
-from typing import Annotated
+from convert_messages import messages as llava
 
-import typer
-
-from wdspack.convert import Reader, cli
-from wdspack.convert.arguments import Images
-from wdspack.convert.readers import ChatReader
-
-
-def llava(
-    source: Annotated[str, typer.Argument(help="JSON or JSONL: a path, URL, glob or brace pattern.")],
-    images: Images = None,
-    *,
-    storage_options: cli.Options = None,
-) -> Reader:
-    """Converts LLaVA's conversations into shards."""
-    return ChatReader(urls=source, images=images, storage_options=storage_options)
-
+from wdspack.convert import cli
 
 if __name__ == "__main__":
     cli.run(llava)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Converts conversations with `messages`, or ShareGPT's `conversations`: JSON or JSONL, and a folder of images.
+"""Converts conversations with `messages`, or LLaVA's and ShareGPT's `conversations`: JSON or JSONL, and images.
 
 python tools/convert_messages.py records.jsonl shards/ --workers 8 --shuffle 0
 """
@@ -19,7 +19,7 @@ def messages(
     *,
     storage_options: cli.Options = None,
 ) -> Reader:
-    """Converts conversations with `messages`, or ShareGPT's `conversations`, into shards."""
+    """Converts conversations with `messages`, or LLaVA's and ShareGPT's `conversations`, into shards."""
     return ChatReader(urls=source, images=images, storage_options=storage_options)
 
 

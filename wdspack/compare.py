@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from rich import box
@@ -77,11 +77,12 @@ def _read(run: Run, number: int, urls: Sequence[str]) -> Iterator[tuple[Sample |
     counts, prompt = Counts(), run.config.source_list[number].caption_prompt
     access = Access(run.config.reading)
     reader = SourceReader(run.config, number, urls, lane=0, lanes=1, cursor=Cursor(), counts=counts, access=access)
-    while (found := reader.next()) is not None:
-        try:
-            yield run.measurer(*found, prompt), ""
-        except SampleError as error:
-            yield None, error.reason
+    with closing(reader):
+        while (found := reader.next()) is not None:
+            try:
+                yield run.measurer(*found, prompt), ""
+            except SampleError as error:
+                yield None, error.reason
     lost = {reason: n for reason, n in counts.shards.items() if reason.startswith("lost_")}
     yield from ((None, f"shard_{reason}") for reason, n in lost.items() for _ in range(n))
 

@@ -41,7 +41,7 @@ def make_loader(
     process_group: Any = None,
     normalize: bool = True,
     prefetch: int | None = None,
-    prefetch_factor: int = 2,
+    prefetch_factor: int = 4,
     decode_threads: int | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: str | None = None,
@@ -224,7 +224,8 @@ class Loader:
         if config.epochs is not None and self.world_size > 1 and self._group is None:
             self._group = self._agreeing_group()
         stream = Stream(self._run, self._delivered, self.rank, self.world_size, self._group, self._settings)
-        # With the loader, in the thread that drops it: a stream is part of a cycle, which any thread may collect later.
+        # In the thread that drops the loader, or at exit. Left to itself a stream, part of a cycle, is collected by any
+        # thread, its own ones too; and those must not be inside C++ code when the interpreter goes down.
         self._closer = weakref.finalize(self, stream.close)
         return stream
 

@@ -13,10 +13,9 @@ import gc
 import queue
 import threading
 import time
-import weakref
 from collections import Counter, deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,8 +106,7 @@ class Stream:
         feeder = threading.Thread(target=_feed, args=(items, self._queue, stop), name="wdspack-feeder", daemon=True)
         self._pool = decode_pool(settings.decode_threads)
         self._buffers = Buffers(pin=settings.pin_memory)
-        # Also at exit: a daemon thread must not be inside C++ code when the interpreter goes down.
-        self._finalizer = weakref.finalize(self, _stop, stop, feeder, self._pool, items)
+        self._items, self._feeder = items, feeder
         feeder.start()
         self.waited = 0.0  # seconds that `next` stood still for want of packs, since it was last set to zero
         self._patient = False  # whether `_steps` may block
@@ -128,9 +126,16 @@ class Stream:
         return self._in_flight.popleft() if self._in_flight else self._batch()
 
     def close(self) -> None:
+        """Ends threads and workers. Once; whoever made the stream sees to it, also at exit."""
         for batch in self._in_flight:
             batch.decoding.cancel()
-        self._finalizer()
+        self._stopped.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._feeder is not threading.current_thread():  # which may be the one to collect a forgotten loader
+            self._feeder.join(timeout=10)  # at most one item's work, unless workers hang, or have not even started
+        # Now, however long an exception keeps its frames.
+        if shutdown := getattr(self._items, "_shutdown_workers", None):
+            shutdown()
 
     def _compose(self) -> Batch | None:
         """The next batch, or None when that cannot be without waiting."""
@@ -281,15 +286,3 @@ def _put(into: "queue.Queue[Any]", item: Any, stop: threading.Event) -> bool:
         except queue.Full:
             continue
     return False
-
-
-def _stop(stop: threading.Event, feeder: threading.Thread, pool: ThreadPoolExecutor, items: Iterator[Any]) -> None:
-    stop.set()
-    pool.shutdown(wait=True, cancel_futures=True)
-    collected = feeder is threading.current_thread()  # which may be the one to collect a forgotten stream
-    if not collected:
-        feeder.join(timeout=10)  # at most one item's work, unless workers hang, or have not even started
-    if shutdown := getattr(items, "_shutdown_workers", None):  # now, however long an exception keeps its frames
-        shutdown()
-    if not collected:
-        feeder.join(timeout=10)  # who may have come to the end and be doing that already: workers can be slow to end

@@ -1,11 +1,13 @@
 """Samples that are in memory → shards in a folder."""
 
-import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from wdspack.convert.keys import id_key
 from wdspack.convert.plan import shard_name
+from wdspack.convert.readers.chat import ChatReader
+from wdspack.convert.rows import Reject
 from wdspack.convert.store import Store
 from wdspack.convert.tarball import Files, TarFile, members
 from wdspack.errors import ConfigError
@@ -14,24 +16,14 @@ from wdspack.errors import ConfigError
 def chat_records(folder: str | Path) -> Iterator[tuple[str, Files]]:
     """Samples of a folder with `records.jsonl`: a line is {"id", "messages", "images": paths in the folder, in order}.
 
-    Raises ConfigError when there is no such file.
+    Raises ConfigError when there is no such file, or a line cannot be read.
     """
-    folder = Path(folder)
-    records = folder / "records.jsonl"
-    if not records.is_file():
-        raise ConfigError(f"{records}: no such file; give a folder that holds records.jsonl and its images")
-    with records.open(encoding="utf-8") as lines:
-        for line in lines:
-            record = json.loads(line)
-            paths = [folder / path for path in record.get("images", ())]
-            alone = len(paths) == 1
-            images = {
-                path.suffix[1:] if alone else f"{number}{path.suffix}": path.read_bytes()
-                for number, path in enumerate(paths)
-            }
-            document = json.dumps({"messages": record["messages"]}, ensure_ascii=False).encode()
-            # A dot would end the key and begin the extension.
-            yield str(record["id"]).replace(".", "_"), {"json": document, **images}
+    reader = ChatReader(urls=str(Path(folder, "records.jsonl")))
+    for part in reader.parts():
+        for row in reader.read(part, 0, part.rows):
+            if isinstance(row, Reject):
+                raise ConfigError(f"{part.url}: record {row.id}: {row.message}")
+            yield id_key(row.id), row.files
 
 
 def write_shards(
