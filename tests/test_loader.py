@@ -316,7 +316,7 @@ def test_a_broken_worker_raises_what_happened(shards, config, tmp_path):
         {"batch_size": 0},
         {"num_workers": -1},
         {"prefetch": 0},
-        {"decode_threads": 0},
+        {"decoders": 0},
         {"rank": 1},
         {"rank": 2, "world_size": 2},
     ],

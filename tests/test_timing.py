@@ -11,7 +11,7 @@ from corpora import Shards
 
 import wdspack
 from wdspack import timing
-from wdspack.cores import cores_of_rank, default_threads, default_workers
+from wdspack.cores import cores_of_rank, default_decoders, default_workers
 from wdspack.timing import Stopwatch, Timing
 
 
@@ -96,7 +96,7 @@ def test_a_loader_tells_what_was_waited_for(config: wdspack.DataConfig, monkeypa
 
     slow = images.render
     monkeypatch.setattr(images, "render", lambda *given: (time.sleep(0.02), slow(*given)))
-    loader = wdspack.make_loader(config, num_workers=0, decode_threads=1)
+    loader = wdspack.make_loader(config, num_workers=0, decoders=1)
     assert sum(1 for _ in loader) == batches
     assert loader.timing.bottleneck == "decoding"
 
@@ -137,7 +137,7 @@ def test_cores_are_those_of_the_container_shared_among_its_ranks(
 )
 def test_defaults(cores: float, lanes: int | None, world_size: int, workers: int, threads: int) -> None:
     assert default_workers(cores, lanes, world_size) == workers
-    assert default_threads(cores) == threads
+    assert default_decoders(cores) == threads
 
 
 def test_by_default_there_are_workers_and_the_packs_are_the_same(config: wdspack.DataConfig) -> None:

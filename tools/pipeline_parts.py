@@ -10,7 +10,6 @@ import json
 import os
 import pickle
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -171,7 +170,7 @@ def product(settings: dict[str, Any]) -> dict[str, Any]:
 
     imported, config, pause = time.perf_counter() - before, settle(settings), settings.get("pause", 0.0)
     loader = wdspack.make_loader(
-        config, batch_size=2, num_workers=settings.get("workers"), decode_threads=settings.get("threads"),
+        config, batch_size=2, num_workers=settings.get("workers"), decoders=settings.get("threads"),
         normalize=settings.get("normalize", False), prefetch=settings["prefetch"],
     )  # fmt: skip
     begun, used = time.perf_counter(), os.times()
@@ -202,32 +201,16 @@ def product(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def beside(settings: dict[str, Any]) -> dict[str, float]:
-    """How much a pure-Python loop is slowed by one thread that decodes, each with a core of its own."""
+    """How much a pure-Python loop is slowed by one decoder at work, each with a core of its own."""
     config = settle(settings)
-    import torch
-
-    from wdspack import images
-    from wdspack.decode import decode_pool
+    from wdspack.decode import Decoding
+    from wdspack.decoders import Processes, Renderer
     from wdspack.lane import Lane
     from wdspack.run import resolve
 
     run = resolve(config, lanes=1)
-    packs = list(islice(Lane(run, 0), 8))
-    held = [image for packed in packs for sample in packed.samples for image in sample.images]
-    out, stop, pool = (
-        torch.empty((64, *config.layout.pixel_shape), dtype=torch.uint8),
-        threading.Event(),
-        decode_pool(1),
-    )
-
-    def decode() -> int:
-        for done in range(1 << 30):
-            if stop.is_set():
-                break
-            image = held[done % len(held)]
-            rows = out[: config.layout.pixel_rows(image.grid)]
-            images.render(image.data, image.info, image.grid, config.layout, rows.numpy())
-        return done
+    groups = [packed.samples for packed in islice(Lane(run, 0), 8)]
+    decoders, decodings, images = Processes(1, Renderer(config.layout, normalize=False)), list[Decoding](), 0
 
     def loop() -> float:
         begun, total = time.perf_counter(), 0
@@ -235,15 +218,17 @@ def beside(settings: dict[str, Any]) -> dict[str, float]:
             total += number & 7
         return time.perf_counter() - begun
 
-    alone, together, images_done = [], [], 0.0
+    alone, together = [], []
     for _ in range(5):
         alone.append(loop())
-        stop.clear()
-        task = pool.submit(decode)
+        decodings += [Decoding(run, groups, decoders) for _ in range(2)]
         together.append(loop())
-        stop.set()
-        images_done += task.result()
-    return {"slowed": min(together) / min(alone) - 1, "images": images_done / sum(together)}
+        for decoding in decodings:
+            decoding.result()
+        decodings.clear()
+    images = 10 * sum(len(sample.images) for group in groups for sample in group)
+    decoders.close()
+    return {"slowed": min(together) / min(alone) - 1, "images": images / sum(together)}
 
 
 def _samples(run: Any) -> Iterable[Any]:

@@ -2,7 +2,7 @@
 
 cores of a rank = min(CPU affinity, cgroup quota) / ranks on this host (LOCAL_WORLD_SIZE, as torchrun sets it)
 
-decode threads  = those cores, 16 at most: they sleep while enough batches wait
+decoders        = those cores, 16 at most: they sleep while enough batches wait
 workers         = a third of them, rounded up, 8 at most: reading, tokenizing and packing take 0.4 of decoding's time;
                   fewer where `lanes` is no multiple of that; 1 where `lanes` is not set, so that the sequence of
                   packs does not depend on the machine
@@ -25,7 +25,7 @@ def cores_of_rank(environment: Mapping[str, str] = os.environ, cgroups: Path = _
     return max(1.0, cores / max(1, int(ranks) if ranks.isdecimal() else 1))
 
 
-def default_threads(cores: float) -> int:
+def default_decoders(cores: float) -> int:
     return min(16, int(cores))
 
 

@@ -25,6 +25,7 @@ from wdspack.assemble import assemble
 from wdspack.bookmark import Bookmark
 from wdspack.config import DataConfig
 from wdspack.decode import Decoding
+from wdspack.decoders import Here, Renderer
 from wdspack.errors import ConfigError, WdspackError
 from wdspack.lane import Lane, Packed
 from wdspack.ledger import Ledger
@@ -221,7 +222,8 @@ class PackedDataset(IterableDataset[dict[str, Any]]):
             delivered.check_end()
 
     def _finish(self, packed: Packed, delivered: Delivered) -> dict[str, Any]:
-        pixels, (decoded,) = Decoding(self._run, [packed.samples], normalize=False).result()
+        decoders = Here(Renderer(self._run.config.layout, normalize=False))
+        pixels, (decoded,) = Decoding(self._run, [packed.samples], decoders).result()
         mark = delivered.deliver(packed, decoded.failed)
         return {**assemble(self._run, decoded.samples, mark), "pixel_values": pixels}
 

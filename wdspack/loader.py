@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import distributed
 
-from wdspack.batch import make, pinned, stamp
+from wdspack.batch import stamp
 from wdspack.config import DataConfig
-from wdspack.cores import cores_of_rank, default_threads, default_workers
+from wdspack.cores import cores_of_rank, default_decoders, default_workers
 from wdspack.dataset import choose_lanes, place
 from wdspack.errors import ConfigError
 from wdspack.ledger import Ledger
@@ -42,7 +42,7 @@ def make_loader(
     normalize: bool = True,
     prefetch: int | None = None,
     prefetch_factor: int = 4,
-    decode_threads: int | None = None,
+    decoders: int | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: str | None = None,
 ) -> "Loader":
@@ -55,9 +55,9 @@ def make_loader(
     ranks that share the data, for finite runs to end in step.
     normalize: float32 pixels as the vision tower takes them; False leaves uint8 for `wdspack.normalize`.
     prefetch: batches being decoded ahead; None takes 4, or 2 where pixels are normalised and so four times as large.
-    prefetch_factor: packs that each worker prepares ahead. decode_threads:
-    None takes one for each core of the rank, 16 at the most. pin_memory: whether a batch is in pinned memory; None
-    does so where there is CUDA. multiprocessing_context: "fork", "spawn" or "forkserver".
+    prefetch_factor: packs that each worker prepares ahead. decoders: processes that decode, or threads where
+    num_workers is 0; None takes one for each core of the rank, 16 at the most. pin_memory: whether a batch is in pinned
+    memory; None does so where there is CUDA. multiprocessing_context: "fork", "spawn" or "forkserver".
 
     Raises:
         ConfigError: an argument that cannot be, `lanes` not a multiple of world_size × workers, or no shards.
@@ -67,7 +67,7 @@ def make_loader(
         ("num_workers", 0 if num_workers is None else num_workers, 0),
         ("prefetch", 1 if prefetch is None else prefetch, 1),
         ("prefetch_factor", prefetch_factor, 1),
-        ("decode_threads", 1 if decode_threads is None else decode_threads, 1),
+        ("decoders", 1 if decoders is None else decoders, 1),
     ):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
             raise ConfigError(f"make_loader({name}={value!r}): it must be a whole number of at least {low}")
@@ -91,7 +91,7 @@ def make_loader(
             normalize=normalize,
             prefetch=prefetch or (2 if normalize else 4),
             prefetch_factor=prefetch_factor,
-            decode_threads=decode_threads or default_threads(cores),
+            decoders=decoders or default_decoders(cores),
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             multiprocessing_context=multiprocessing_context,
         ),
@@ -177,7 +177,7 @@ class Loader:
         stream.waited = 0.0
         batch = stream.next()
         waits.packs, begun = stream.waited, time.monotonic()
-        pixels, outcomes = batch.decoding.result()
+        made, outcomes = batch.result()
         waits.decoding = time.monotonic() - begun
         workers = max(1, self._settings.num_workers)
         waits.storage = sum(step.storage["waited_ms"] for step in batch.steps) / 1000 / workers
@@ -191,10 +191,6 @@ class Loader:
             mark = delivered.deliver(step.packed, outcome.failed if outcome else ()) if step.packed else b""
             if outcome is not None:
                 marks.append(mark)
-        if any(outcome.failed for outcome in outcomes):  # `made` is of other samples
-            made = make(self._run, pixels, outcomes, batched=self._settings.batch_size is not None)
-        else:
-            made = batch.made.result()
         self._delivered = delivered
         if not marks:
             if self._ended:
@@ -206,8 +202,7 @@ class Loader:
                 delivered.check_end()
             self._ended = True
             raise StopIteration
-        made = stamp(made, marks)
-        return pinned(made) if self._settings.pin_memory else made
+        return stamp(made, marks)
 
     def _own(self, slot: int, lanes: int | None = None) -> set[int]:
         """This rank's lanes, when all ranks start at a slot."""

@@ -1,8 +1,9 @@
 """What runs while a loader is iterated: workers, the thread that fetches from them, and decoding ahead.
 
-    worker processes          one thread        the consumer's thread        a pool of threads
+    workers: processes        one thread        the consumer's thread        decoders: processes
     Lane ─▶ Slot (encoded) ─▶ queue ──────────▶ steps ─▶ compose ─▶ Decoding ─▶ decode, resize, normalise
-                                                          ▲  fillers, skips        into the batch's tensor
+                                                          ▲  fillers, skips        into the batch's memory
+                                                                                 one thread ─▶ make the batch
 
 Workers hand over compressed images and tokens, so pixels cross no process boundary. Whatever ranks must agree on (who
 still has packs, in a finite run) is asked in the consumer's thread, without waiting for the answer until the batch that
@@ -14,27 +15,28 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from wdspack import shm
-from wdspack.batch import make
+from wdspack.batch import make, pinned
 from wdspack.bookmark import Bookmark
-from wdspack.buffers import Buffers
 from wdspack.dataset import Slot, slots
-from wdspack.decode import Decoding, decode_pool
+from wdspack.decode import Decoded, Decoding
+from wdspack.decoders import Decoders, Processes, Renderer, Threads
 from wdspack.errors import WdspackError
 from wdspack.lane import Packed
 from wdspack.run import Run
 from wdspack.state import Delivered
 from wdspack.storage import Access
+from wdspack.types import Sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +49,7 @@ class Settings:
     normalize: bool
     prefetch: int
     prefetch_factor: int
-    decode_threads: int
+    decoders: int
     pin_memory: bool
     multiprocessing_context: str | None
 
@@ -67,16 +69,23 @@ class Step:
         return self.filler or bool(self.packed and self.packed.samples)
 
 
+Made: TypeAlias = tuple[dict[str, Any], list[Decoded]]
+"""The packs, but for their bookmarks, and what became of each when its images were decoded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some steps and the decoding of the packs among them; at the end of a run, steps without any pack.
+    """Some steps and what is made of the packs among them; at the end of a run, steps without any pack.
 
-    made: what the packs are but for their bookmarks, if every image decodes.
+    drawing: what is being made of them, once the decoders have been told.
     """
 
     steps: tuple[Step, ...]
-    decoding: Decoding
-    made: Future[dict[str, Any]]
+    drawing: Future[Future[Made]]
+
+    def result(self) -> Made:
+        """Waits for it."""
+        return self.drawing.result().result()
 
 
 class Stream:
@@ -101,13 +110,19 @@ class Stream:
         )
         self._queue: queue.Queue[Slot | _Failure] = queue.Queue(maxsize=2 * (settings.batch_size or 1))
         self._stopped = stop = threading.Event()
-        # Forked workers start here, before the threads.
-        items = shm.started(lambda: iter(loader), settings.num_workers)
-        feeder = threading.Thread(target=_feed, args=(items, self._queue, stop), name="wdspack-feeder", daemon=True)
-        self._pool = decode_pool(settings.decode_threads)
-        self._buffers = Buffers(pin=settings.pin_memory)
-        self._items, self._feeder = items, feeder
-        feeder.start()
+        # Forked processes start here, before the threads.
+        self._decoders = _decoders(run, settings)
+        try:
+            self._items = items = shm.started(lambda: iter(loader), settings.num_workers)
+        except BaseException:
+            self._decoders.close()
+            raise
+        self._feeder = threading.Thread(
+            target=_feed, args=(items, self._queue, stop), name="wdspack-feeder", daemon=True
+        )
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="wdspack-sender")
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="wdspack-maker")
+        self._feeder.start()
         self.waited = 0.0  # seconds that `next` stood still for want of packs, since it was last set to zero
         self._patient = False  # whether `_steps` may block
         self._steps_left = self._steps()
@@ -127,10 +142,10 @@ class Stream:
 
     def close(self) -> None:
         """Ends threads and workers. Once; whoever made the stream sees to it, also at exit."""
-        for batch in self._in_flight:
-            batch.decoding.cancel()
         self._stopped.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._decoders.close()
+        for thread in (self._sender, self._maker):
+            thread.shutdown(wait=True, cancel_futures=True)
         if self._feeder is not threading.current_thread():  # which may be the one to collect a forgotten loader
             self._feeder.join(timeout=10)  # at most one item's work, unless workers hang, or have not even started
         # Now, however long an exception keeps its frames.
@@ -156,13 +171,16 @@ class Stream:
     def _batch(self) -> Batch:
         steps, self._partial = tuple(self._partial), []
         groups = [step.packed.samples if step.packed else () for step in steps if step.is_pack]
-        decoding = Decoding(
-            self._run, groups, normalize=self._settings.normalize, executor=self._pool, buffers=self._buffers
-        )
-        pixels, packs = decoding.expected()
-        # In the pool, since whatever is left for the consumer's thread is time that the consumer waits.
-        batched = self._settings.batch_size is not None
-        return Batch(steps, decoding, self._pool.submit(make, self._run, pixels, packs, batched=batched))
+        # In threads, since whatever is left for the consumer's own is time that the consumer waits.
+        return Batch(steps, self._sender.submit(self._draw, groups))
+
+    def _draw(self, groups: Sequence[Sequence[Sample]]) -> Future[Made]:
+        return self._maker.submit(self._make, Decoding(self._run, groups, self._decoders))
+
+    def _make(self, decoding: Decoding) -> Made:
+        pixels, packs = decoding.result()
+        made = make(self._run, pixels, packs, batched=self._settings.batch_size is not None)
+        return pinned(made) if self._settings.pin_memory else made, packs
 
     def _steps(self) -> Iterator[Step | None]:
         """This rank's slots in order; None where going on would mean waiting and `_patient` is False.
@@ -224,6 +242,14 @@ class Stream:
             yield None
         work.wait()
         return set(flags.nonzero().flatten().tolist())
+
+
+def _decoders(run: Run, settings: Settings) -> Decoders:
+    """Processes, but threads where all of the loader is to be in this process."""
+    renderer = Renderer(run.config.layout, settings.normalize)
+    if settings.num_workers and Processes.supported:
+        return Processes(settings.decoders, renderer, keep=settings.prefetch, context=settings.multiprocessing_context)
+    return Threads(settings.decoders, renderer, keep=settings.prefetch, pin=settings.pin_memory)
 
 
 class _Slots(IterableDataset[Slot]):

@@ -1,0 +1,334 @@
+"""Who decodes: the one that asks, threads of its process, or processes of their own.
+
+    Decoding ─▶ draw(rows, jobs) ─▶ memory for a batch's rows, filled job by job while the consumer goes on
+
+Pixels are written where the model reads them, and cross no process boundary: processes draw into memory that they share
+with the consumer's. Threads would share the consumer's GIL with it; one of Pillow's images holds it a dozen times.
+"""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, prod
+from mmap import mmap
+from threading import Barrier
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from wdspack import images
+from wdspack.buffers import Buffers, Private, Shared
+from wdspack.errors import SampleError, WdspackError
+from wdspack.layouts import Layout
+from wdspack.types import EncodedImage
+
+BLANK_VALUE = 255  # white: not zero once normalised (transformers takes all-zero tiles for padding)
+
+Wait = Callable[[], None]
+"""Returns when a job is done. Raises SampleError if one of its images does not decode."""
+
+
+class Job(NamedTuple):
+    """Images whose views are the rows from start to stop."""
+
+    start: int
+    stop: int
+    images: tuple[EncodedImage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Renderer:
+    """Draws what a model of this layout takes: uint8, or float32 if normalised already."""
+
+    layout: Layout
+    normalize: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.normalize else torch.uint8
+
+    def shape(self, rows: int) -> tuple[int, ...]:
+        return (rows, *self.layout.pixel_shape)
+
+    def draw(self, pictures: Sequence[EncodedImage], out: npt.NDArray[Any]) -> None:
+        """out: the pictures' rows, contiguous. Raises SampleError for the first that does not decode."""
+        start = 0
+        for picture in pictures:
+            rows = out[start : start + self.layout.pixel_rows(picture.grid)]
+            tiles = np.empty(rows.shape, np.uint8) if self.normalize else rows
+            images.render(picture.data, picture.info, picture.grid, self.layout, tiles)
+            self._finish(tiles, rows)
+            start += len(rows)
+
+    def blank(self, out: npt.NDArray[Any]) -> None:
+        tiles = np.empty(out.shape, np.uint8) if self.normalize else out
+        tiles.fill(BLANK_VALUE)
+        self._finish(tiles, out)
+
+    def _finish(self, tiles: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
+        if self.normalize:
+            images.normalize(torch.from_numpy(tiles), self.layout.mean, self.layout.std, out=torch.from_numpy(out))
+
+
+class Decoders(Protocol):
+    @property
+    def renderer(self) -> Renderer: ...
+
+    def draw(self, rows: int, jobs: Sequence[Job]) -> tuple[torch.Tensor, list[Wait]]:
+        """Begins to draw. Returns all rows, whose jobs are done when their waits have returned; others hold anything.
+
+        The waits are one thread's at a time.
+        """
+
+    def close(self) -> None:
+        """Ends what it started. Who still waits gets an error."""
+
+
+class Here:
+    """Draws when it is waited for."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+
+    def draw(self, rows: int, jobs: Sequence[Job]) -> tuple[torch.Tensor, list[Wait]]:
+        pixels = torch.empty(self.renderer.shape(rows), dtype=self.renderer.dtype)
+        out = pixels.numpy()  # the same memory
+        return pixels, [partial(self.renderer.draw, job.images, out[job.start : job.stop]) for job in jobs]
+
+    def close(self) -> None:
+        pass
+
+
+class Threads:
+    """Threads of this process. pin: into pinned memory, kept by torch's own allocator, which waits for copies to the
+    GPU that are under way before it gives memory out again."""
+
+    def __init__(self, count: int, renderer: Renderer, *, keep: int = 1, pin: bool = False) -> None:
+        self.renderer, self._pin = renderer, pin
+        self._pool, self._buffers = single_threaded(count), Buffers(Private, keep=keep)
+
+    def draw(self, rows: int, jobs: Sequence[Job]) -> tuple[torch.Tensor, list[Wait]]:
+        shape, dtype = self.renderer.shape(rows), self.renderer.dtype
+        if self._pin:
+            pixels = torch.empty(shape, dtype=dtype, pin_memory=True)
+        else:
+            pixels, _ = self._buffers.lend(shape, dtype)
+        out = pixels.numpy()
+        tasks = (self._pool.submit(self.renderer.draw, job.images, out[job.start : job.stop]) for job in jobs)
+        return pixels, [task.result for task in tasks]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def single_threaded(threads: int) -> ThreadPoolExecutor:
+    """Threads that decode side by side, each with one thread of torch's own.
+
+    By default every one of them would start a team as large as the machine for each copy, and the teams would wait
+    for each other, spinning: that takes more CPU than decoding. torch's setting is each thread's own from its first use
+    on, and what later threads begin with: so all threads are started here, and the setting is put back.
+    """
+    ours = torch.get_num_threads()
+    pool, started = ThreadPoolExecutor(threads, thread_name_prefix="wdspack-decode"), Barrier(threads)
+
+    def start() -> None:
+        torch.get_num_threads()  # takes on the default; were that left for later, it would undo the next line
+        torch.set_num_threads(1)
+        started.wait()  # so that no thread takes two of these tasks
+
+    try:
+        for task in [pool.submit(start) for _ in range(threads)]:
+            task.result()
+    finally:
+        torch.set_num_threads(ours)
+    return pool
+
+
+@dataclass(slots=True)
+class _Request:
+    """Some jobs that one process does in a row. errors: one a job, when they are done."""
+
+    errors: list[Exception | None] | None = None
+
+
+class _Message(NamedTuple):
+    """What a process is told; the memory's descriptor comes with it.
+
+    number: the request's. memory, alive: of `Shared`; what is no longer alive can be unmapped. jobs: for each, where
+    its rows start and stop and where its pickled images do, in bytes.
+    """
+
+    number: int
+    memory: int
+    alive: tuple[int, ...]
+    jobs: tuple[tuple[int, int, int, int], ...]
+
+
+class Processes:
+    """Processes that take requests from one socket, whoever is free, and draw into memory that is shared with them.
+
+    A request's images are put behind the rows, in the same memory: through the socket goes only where. Processes end
+    with the one that started them, however that ends. Linux only.
+
+    context: "fork", "spawn", "forkserver" or None, as in multiprocessing.
+    """
+
+    supported = sys.platform == "linux"  # memory without a name, and sockets that keep messages apart
+
+    def __init__(self, count: int, renderer: Renderer, *, keep: int = 1, context: str | None = None) -> None:
+        self.renderer = renderer
+        self._alive: weakref.WeakSet[Shared] = weakref.WeakSet()
+        self._buffers, self._open, self._number = Buffers(self._shared, keep=keep), dict[int, _Request](), 0
+        (self._requests, their_requests), (self._answers, their_answers) = _pair(), _pair()
+        for end in (self._requests, self._answers):  # not in `close`: a thread may still be about to wait there
+            weakref.finalize(self, end.close).atexit = False
+        self._answers.settimeout(_LOOK)
+        method = multiprocessing.get_context(context)
+        inherited = (self._requests, self._answers) if method.get_start_method() == "fork" else ()
+        given = their_requests, their_answers, inherited, renderer
+        # The stubs do not know that every context has it.
+        make: Any = method.Process  # type: ignore[attr-defined]
+        self._processes = [make(target=_serve, args=given, name="wdspack-decoder", daemon=True) for _ in range(count)]
+        try:
+            for process in self._processes:
+                process.start()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            their_requests.close()
+            their_answers.close()
+
+    def draw(self, rows: int, jobs: Sequence[Job]) -> tuple[torch.Tensor, list[Wait]]:
+        shape, dtype = self.renderer.shape(rows), self.renderer.dtype
+        row, end = prod(shape[1:]) * dtype.itemsize, prod(shape) * dtype.itemsize
+        pickled = [pickle.dumps(job.images, protocol=pickle.HIGHEST_PROTOCOL) for job in jobs]
+        pixels, memory = self._buffers.lend(shape, dtype, extra=sum(map(len, pickled)))
+        places = []
+        for job, data in zip(jobs, pickled, strict=True):
+            memory.content[end : end + len(data)] = np.frombuffer(data, np.uint8)
+            places.append((job.start * row, job.stop * row, end, end + len(data)))
+            end += len(data)
+        waits: list[Wait] = []
+        each, alive = (
+            ceil(len(jobs) / min(_REQUESTS, 2 * len(self._processes))),
+            tuple(memory.number for memory in self._alive),
+        )
+        for first in range(0, len(jobs), each or 1):
+            request, some = _Request(), tuple(places[first : first + each])
+            self._number += 1
+            self._open[self._number] = request
+            message = pickle.dumps(tuple(_Message(self._number, memory.number, alive, some)))
+            try:
+                socket.send_fds(self._requests, [message], [memory.fd])
+            except OSError as error:
+                raise self._ended() from error
+            waits += [partial(self._wait, request, job) for job in range(len(some))]
+        return pixels, waits
+
+    def close(self) -> None:
+        for end in (self._requests, self._answers):
+            with suppress(OSError):  # closed before
+                end.shutdown(socket.SHUT_RDWR)  # wakes who waits there
+        for process in self._processes:
+            if process.pid is not None:
+                process.terminate()
+        for process in self._processes:
+            if process.pid is not None:
+                process.join()
+
+    def _shared(self, size: int) -> Shared:
+        memory = Shared(size)
+        self._alive.add(memory)
+        return memory
+
+    def _wait(self, request: _Request, job: int) -> None:
+        while request.errors is None:
+            try:
+                answer = self._answers.recv(_LONGEST)
+            except TimeoutError:
+                if all(process.is_alive() for process in self._processes):
+                    continue
+                answer = b""
+            if not answer:
+                raise self._ended()
+            number, errors = pickle.loads(answer)
+            self._open.pop(number).errors = errors
+        if (error := request.errors[job]) is not None:
+            raise error
+
+    def _ended(self) -> WdspackError:
+        codes = [process.exitcode for process in self._processes if process.exitcode]
+        if not codes:
+            return WdspackError("the loader was closed while a batch was waited for")
+        return WdspackError(
+            f"a process that decodes images ended with exit code {codes[0]}"
+            + (" (killed; by the system where memory ran out)" if codes[0] == -signal.SIGKILL else "")
+            + "; iterate again to go on from the last batch delivered"
+        )
+
+
+_LOOK = 1.0  # seconds between two looks at whether all processes live
+_REQUESTS = 64  # of one batch, at most: so many fit into a socket, should nobody take them out
+_LONGEST = 1 << 17  # bytes of a message, of which there are at most some thousand jobs
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _serve(
+    requests: socket.socket, answers: socket.socket, inherited: Sequence[socket.socket], renderer: Renderer
+) -> None:
+    for end in inherited:  # of the starting process: while one is open here, its closing goes unnoticed
+        end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the consumer decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    gc.freeze()
+    parent, mapped = os.getppid(), dict[int, npt.NDArray[np.uint8]]()
+    requests.settimeout(_LOOK)
+    while True:
+        try:
+            data, (fd,), *_ = socket.recv_fds(requests, _LONGEST, 1)
+        except TimeoutError:
+            if os.getppid() != parent:
+                return
+            continue
+        except (OSError, ValueError):  # no descriptor: the end
+            return
+        message = _Message(*pickle.loads(data))
+        if message.memory not in mapped:
+            mapped[message.memory] = np.frombuffer(mmap(fd, 0), np.uint8)
+        os.close(fd)
+        for gone in mapped.keys() - message.alive:
+            del mapped[gone]
+        memory = mapped[message.memory]
+        errors = [_attempt(renderer, memory, *job) for job in message.jobs]
+        del memory
+        answers.send(pickle.dumps((message.number, errors)))
+
+
+def _attempt(
+    renderer: Renderer, memory: npt.NDArray[np.uint8], start: int, stop: int, data: int, end: int
+) -> Exception | None:
+    out = memory[start:stop].view(np.float32 if renderer.normalize else np.uint8).reshape(renderer.shape(-1))
+    try:
+        renderer.draw(pickle.loads(memory[data:end].data), out)
+    except SampleError as error:
+        return error
+    except Exception as error:  # which may not survive being pickled
+        return WdspackError(f"decoding failed: {type(error).__name__}: {error}")
+    return None
