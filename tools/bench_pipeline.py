@@ -5,11 +5,11 @@
     … --slow 10          memory with a consumer that takes ten times as long as the loader
     … --epochs 20        memory after each of so many passes
     … --consumer 1.2     share of the time that a consumer waits which sleeps 1.2 times as long as the loader takes
-    … --beside           what one decoding thread does to a pure-Python loop
+    … --beside           what a decoder at work does to a pure-Python loop
     … --scaling          one core, then two
     … --profile          where the CPU seconds go
     … --peers            a row each for webdataset, megatron-energon and mosaicml-streaming (pipeline_peers.py)
-    … --threads N --workers N --prefetch N --normalize   instead of the defaults; with float32 pixels
+    … --decoders N --workers N --prefetch N --normalize   instead of the defaults; with float32 pixels
 
 Tiles of 512, longest side 1,024 (small images are not enlarged), 64 tokens a tile, packs of 4,096 tokens and 18 images,
 2 packs a batch, uint8 pixels, buffer of 256. Without --records the demo's corpus is drawn; FOLDER holds records.jsonl
@@ -27,7 +27,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from itertools import chain, islice, repeat
@@ -47,14 +46,18 @@ PARTS = Path(__file__).with_name("pipeline_parts.py")
 PEERS = Path(__file__).with_name("pipeline_peers.py")
 
 
-def run(task: str, settings: dict[str, Any], script: Path = PARTS) -> dict[str, Any]:
-    """A task's figures, and "peak": the most MB that its processes held at once (PSS, looked at every 0.3 s)."""
+def run(task: str, settings: dict[str, Any], script: Path = PARTS, *, every: float = 2.0) -> dict[str, Any]:
+    """A task's figures, and "peak": the most MB that its processes held at once (PSS).
+
+    every: seconds between two looks. One takes 30 ms of a core, which the task has to share.
+    """
     command = [sys.executable, "-W", "ignore", str(script), task, json.dumps(settings)]
     peak = 0.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
             peak = max(peak, sum(map(_pss, _tree(process.pid))))
-            time.sleep(0.3)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(every)
         assert process.stdout
         out = process.stdout.read()
     if process.returncode:
@@ -156,7 +159,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2970)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokenizer", help="a path or a name; by default one is made of the texts")
-    for name in ("threads", "workers", "prefetch", "epochs"):
+    for name in ("decoders", "workers", "prefetch", "epochs"):
         parser.add_argument(f"--{name}", type=int)
     for name in ("slow", "consumer"):
         parser.add_argument(f"--{name}", type=float)
@@ -171,7 +174,7 @@ def main() -> None:
             urls, tokenizer = write_corpus(folder, args.records, args.samples)
             base = {
                 "urls": urls, "tokenizer": args.tokenizer or tokenizer, "samples": args.samples,
-                "threads": args.threads, "workers": args.workers, "normalize": args.normalize,
+                "decoders": args.decoders, "workers": args.workers, "normalize": args.normalize,
                 "prefetch": args.prefetch, "folder": name,
             }  # fmt: skip
             places: dict[str, dict[str, Any]] = {"local": {}}
@@ -187,12 +190,13 @@ def main() -> None:
                 one, two = (statistics.median(column) for column in zip(*results, strict=True))
                 return console.print(f"one core {one:.0f} samples/s, two {two:.0f}: {two / one:.2f} times")
             if args.epochs:
-                found = run("product", base | {"epochs": args.epochs})
+                found = run("product", base | {"epochs": args.epochs}, every=0.3)
                 after = ", ".join(f"{megabytes:.0f}" for megabytes in found["memory"])
                 return console.print(f"MB after each pass: {after}; peak of all processes {found['peak']:.0f} MB")
             if factor := args.slow or args.consumer:
                 free = run("product", base)
-                slowed = run("product", base | {"pause": factor * free["batch"], "batches": 100 if args.slow else None})
+                slow = base | {"pause": factor * free["batch"], "batches": 100 if args.slow else None}
+                slowed = run("product", slow, every=0.3 if args.slow else 2.0)
                 return console.print(
                     f"a consumer that sleeps {factor:g} × {free['batch']:.3f} s a batch waits {slowed['waited']:.1%} "
                     f"of the time after 20 batches; peak {slowed['peak']:.0f} MB\n{slowed['timing']}", highlight=False,

@@ -41,7 +41,7 @@ def make_loader(
     process_group: Any = None,
     normalize: bool = True,
     prefetch: int | None = None,
-    prefetch_factor: int = 4,
+    prefetch_factor: int = 16,
     decoders: int | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: str | None = None,
