@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pickle
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -227,20 +228,20 @@ def beside(settings: dict[str, Any]) -> dict[str, float]:
     os.sched_setaffinity(0, {ours})
 
     def loop() -> float:
+        time.sleep(0.02)  # until the kernel has put away what was freed before
         begun, total = time.perf_counter(), 0
         for number in range(3_000_000):
             total += number & 7
         return time.perf_counter() - begun
 
-    alone, together = [], []
-    for _ in range(20):  # the fastest of each counts: clocks change from one to the next
-        alone.append(loop())
+    ratios = []
+    for _ in range(30):
+        alone = loop()
         decoding = Decoding(run, groups, decoders)
-        together.append(loop())
+        ratios.append(loop() / alone)
         decoding.result()
-    images = len(together) * sum(len(sample.images) for group in groups for sample in group)
     decoders.close()
-    return {"slowed": min(together) / min(alone) - 1, "images": images / sum(together)}
+    return {"slowed": statistics.median(ratios) - 1}
 
 
 def _samples(run: Any) -> Iterable[Any]:

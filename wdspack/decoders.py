@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil, prod
 from mmap import mmap
+from multiprocessing.connection import wait
 from threading import Barrier
 from typing import Any, NamedTuple, Protocol
 
@@ -190,6 +191,7 @@ class Processes:
     def __init__(self, count: int, renderer: Renderer, *, keep: int = 1, context: str | None = None) -> None:
         self.renderer = renderer
         self._alive: weakref.WeakSet[Shared] = weakref.WeakSet()
+        self._closed = False
         self._buffers, self._open, self._number = Buffers(self._shared, keep=keep), dict[int, _Request](), 0
         (self._requests, their_requests), (self._answers, their_answers) = _pair(), _pair()
         for end in (self._requests, self._answers):  # not in `close`: a thread may still be about to wait there
@@ -239,6 +241,7 @@ class Processes:
         return pixels, waits
 
     def close(self) -> None:
+        self._closed = True
         for end in (self._requests, self._answers):
             with suppress(OSError):  # closed before
                 end.shutdown(socket.SHUT_RDWR)  # wakes who waits there
@@ -270,12 +273,16 @@ class Processes:
             raise error
 
     def _ended(self) -> WdspackError:
-        codes = [process.exitcode for process in self._processes if process.exitcode]
-        if not codes:
+        if self._closed:
             return WdspackError("the loader was closed while a batch was waited for")
+        code, gone = None, wait([process.sentinel for process in self._processes], timeout=_LOOK)
+        for process in self._processes:
+            if process.sentinel in gone:
+                process.join()  # it may have closed its files, by which it was noticed, and not ended yet
+                code = process.exitcode
         return WdspackError(
-            f"a process that decodes images ended with exit code {codes[0]}"
-            + (" (killed; by the system where memory ran out)" if codes[0] == -signal.SIGKILL else "")
+            f"a process that decodes images ended with exit code {code}"
+            + (" (killed; by the system where memory ran out)" if code == -signal.SIGKILL else "")
             + "; iterate again to go on from the last batch delivered"
         )
 
