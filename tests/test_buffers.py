@@ -1,5 +1,6 @@
 """Memory that is used over and over never changes under somebody who still holds it."""
 
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -52,6 +53,20 @@ def test_what_is_kept_is_bounded(kind: Kind) -> None:
     assert held.untyped_storage().nbytes() == 1
     assert len(buffers._spare) == 2, "the largest ones, the one in use aside"
     assert lend(buffers, (0, 3), torch.float32).shape == (0, 3)
+
+
+@kinds
+def test_after_closing_nothing_is_kept(kind: Kind) -> None:
+    buffers = Buffers(kind)
+    before, after = (lend(buffers, (6,), torch.uint8) for _ in range(2))
+    gone = [weakref.ref(memory) for memory in (buffers.lend((6,), torch.uint8)[1] for _ in range(1))]
+    del before
+    buffers.close()
+    after.fill_(7)
+    assert after.tolist() == [7] * 6
+    del after
+    assert not buffers._spare
+    assert gone[0]() is None
 
 
 @pytest.mark.parametrize("workers", [0, 1])

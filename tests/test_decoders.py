@@ -65,6 +65,7 @@ KINDS: dict[str, Callable[[Renderer], Decoders]] = {
 def processes() -> Iterator[Processes]:
     found = Processes(2, Renderer(LAYOUT, normalize=False))
     yield found
+    found.stop()
     found.close()
 
 
@@ -118,17 +119,25 @@ def test_all_draw_the_same_and_a_broken_image_costs_only_its_job(kind: str, norm
         empty, none = decoders.draw(0, [])
         assert (len(empty), none) == (0, [])
     finally:
+        decoders.stop()
         decoders.close()
 
 
 def test_any_number_of_jobs_can_be_begun_before_one_is_waited_for(processes: Processes) -> None:
     rng = random.Random(1)
     data = [picture(rng, "png", (16, 16)) for _ in range(7)]
-    rows, jobs = jobs_of([[data[n % 7]] for n in range(3000)])
+    rows, jobs = jobs_of([[data[n % 7]] for n in range(9000)])
     pixels, waits = processes.draw(rows, jobs)
     for job, wait in zip(jobs, waits, strict=True):
         wait()
         assert pixels[job.start : job.stop].numpy().tobytes() == drawn(job.images).tobytes()
+
+
+def test_any_number_of_images_may_be_broken(processes: Processes) -> None:
+    _, waits = processes.draw(*jobs_of([[broken_picture(random.Random(1))]] * 3000))
+    for wait in waits:
+        with pytest.raises(SampleError):
+            wait()
 
 
 def test_what_is_unexpected_reaches_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +149,7 @@ def test_what_is_unexpected_reaches_who_waits(monkeypatch: pytest.MonkeyPatch) -
     _, (wait,) = decoders.draw(*jobs_of([[picture(random.Random(1))]]))
     with pytest.raises(WdspackError, match="ZeroDivisionError: no such thing"):
         wait()
+    decoders.stop()
     decoders.close()
 
 
@@ -153,9 +163,10 @@ def test_a_killed_process_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPat
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(WdspackError, match=r"exit code -9 \(killed; by the system where memory ran out\)"):
         wait()
-    decoders.close()
+    decoders.stop()
     with pytest.raises(WdspackError, match="closed"):
         decoders.draw(rows, jobs)
+    decoders.close()
 
 
 def test_a_loader_goes_on_exactly_after_a_killed_decoder(shards: Callable[..., Shards], tokenizer_path: str) -> None:
@@ -192,12 +203,13 @@ def test_closing_wakes_who_waits_and_ends_the_processes(monkeypatch: pytest.Monk
     thread = threading.Thread(target=waiting)
     thread.start()
     begun = time.monotonic()
-    decoders.close()
+    decoders.stop()
     thread.join(timeout=20)
     assert len(said) == 1
     assert "closed" in str(said[0])
     assert time.monotonic() - begun < 20, "the picture takes 60 s"
     assert not any(process.is_alive() for process in decoders._processes)
+    decoders.close()
 
 
 def test_ctrl_c_is_the_consumers_affair(processes: Processes) -> None:
@@ -255,6 +267,7 @@ def test_memory_that_is_given_up_is_unmapped_everywhere() -> None:
             wait()
     assert mapped(pid) - inherited <= 2
     assert mapped("self") - before <= 2
+    decoders.stop()
     decoders.close()
     del pixels, waits, wait
 
@@ -270,9 +283,24 @@ def test_nothing_stays_open() -> None:
         decoders = Processes(2, Renderer(LAYOUT, normalize=False))
         pixels, (wait,) = decoders.draw(rows, jobs)
         wait()
+        decoders.stop()
         decoders.close()
         del decoders, wait
         assert pixels.sum() > 0, "memory outlives who drew into it"
         del pixels
     assert opened() <= before
     assert set(os.listdir("/dev/shm")) <= shm
+
+
+def test_a_consumer_may_keep_every_batch(shards: Callable[..., Shards], tokenizer_path: str) -> None:
+    config = wdspack.DataConfig(
+        sources=shards(counts=[60], images=1, words=4).urls, tokenizer=tokenizer_path, layout=LAYOUT, seq_len=64,
+        buffer_size=4, epochs=4,
+    )  # fmt: skip
+    before, passed, kept = len(os.listdir("/proc/self/fd")), [], []
+    for pack in wdspack.make_loader(config, batch_size=None, num_workers=1, decoders=1):
+        kept.append(pack)
+        passed.append(digest(pack))
+    assert len(kept) > 150
+    assert len(os.listdir("/proc/self/fd")) < before + 150
+    assert [digest(pack) for pack in kept] == passed

@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -229,7 +231,7 @@ def test_a_worker_that_is_killed_leaves_no_process(s3, shards, tokenizer_path):
     next(loader)
     workers = set(psutil.Process().children()) - before
     assert len(workers) >= 2
-    min(workers, key=lambda worker: worker.pid).kill()
+    os.kill(loader._stream._items._workers[0].pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         list(zip(range(10_000), loader, strict=False))
     _, alive = psutil.wait_procs(workers, timeout=10)

@@ -76,7 +76,7 @@ def collate(packs: Sequence[dict[str, Any]], layout: Layout, pixels: torch.Tenso
 def pinned(batch: dict[str, Any]) -> dict[str, Any]:
     """The batch with its tensors in pinned memory, from which they are copied to a GPU while the program goes on.
 
-    What is there already (pixels) stays, and so does `meta`.
+    Pixels that threads drew are there already and stay; those that processes drew are copied. `meta` stays where it is.
     """
     return {name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 

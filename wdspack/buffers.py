@@ -55,6 +55,7 @@ class Buffers(Generic[M]):
     def __init__(self, kind: Callable[[int], M], *, keep: int = 1) -> None:
         self._kind, self._keep = kind, keep
         self._spare: deque[M] = deque()  # grows where a tensor dies, in whatever thread that is
+        self._closed = False
 
     def lend(self, shape: tuple[int, ...], dtype: torch.dtype, *, extra: int = 0) -> tuple[torch.Tensor, M]:
         """A contiguous tensor, uint8 or float32, with anything in it, and the memory that it is the beginning of.
@@ -66,8 +67,17 @@ class Buffers(Generic[M]):
         # The tensor's storage owns this very array, so the array dies with the last view. By NumPy up to the last step:
         # each call of torch gives the GIL to a decoding thread, and the consumer waits until it comes back.
         array = memory.content[:size].view(_DTYPES[dtype]).reshape(shape)
-        weakref.finalize(array, self._spare.append, memory).atexit = False
+        weakref.finalize(array, self._take_back, memory).atexit = False
         return torch.from_numpy(array), memory
+
+    def close(self) -> None:
+        """Lets go of all memory: of what is lent, when it comes back."""
+        self._closed = True
+        self._spare.clear()
+
+    def _take_back(self, memory: M) -> None:
+        if not self._closed:
+            self._spare.append(memory)
 
     def _take(self, size: int) -> M:
         spare = sorted((self._spare.popleft() for _ in range(len(self._spare))), key=lambda memory: len(memory.content))

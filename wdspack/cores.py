@@ -1,4 +1,4 @@
-"""How many processes and threads a loader takes when it is not told.
+"""How many processes a loader takes when it is not told.
 
 cores of a rank = min(CPU affinity, cgroup quota) / ranks on this host (LOCAL_WORLD_SIZE, as torchrun sets it)
 

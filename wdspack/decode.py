@@ -45,7 +45,7 @@ class Decoding:
     """
 
     def __init__(self, run: Run, groups: Sequence[Sequence[Sample]], decoders: Decoders) -> None:
-        self._run, self._renderer = run, decoders.renderer
+        self._run, self._renderer, self._decoders = run, decoders.renderer, decoders
         layout, row = run.config.layout, 0
         self._packs: list[list[_Part]] = []
         for samples in groups:
@@ -78,6 +78,8 @@ class Decoding:
                 part.wait = None
         if any(part.error for parts in self._packs for part in parts):
             self._compact()
+        else:
+            self._pixels = self._decoders.drawn(self._pixels)
         return self._pixels, [_decoded(parts) for parts in self._packs]
 
     def _compact(self) -> None:

@@ -41,6 +41,9 @@ Wait = Callable[[], None]
 """Returns when a job is done. Raises SampleError if one of its images does not decode."""
 
 
+_CLOSED = "the loader was closed while a batch was waited for"
+
+
 class Job(NamedTuple):
     """Images whose views are the rows from start to stop."""
 
@@ -93,8 +96,14 @@ class Decoders(Protocol):
         The waits are one thread's at a time.
         """
 
-    def close(self) -> None:
+    def drawn(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The rows for the consumer, when all jobs are done: these, or a copy where the memory is wanted back."""
+
+    def stop(self) -> None:
         """Ends what it started. Who still waits gets an error."""
+
+    def close(self) -> None:
+        """Lets go of memory and files, once stopped and when nobody waits any more."""
 
 
 class Here:
@@ -107,6 +116,12 @@ class Here:
         pixels = torch.empty(self.renderer.shape(rows), dtype=self.renderer.dtype)
         out = pixels.numpy()  # the same memory
         return pixels, [partial(self.renderer.draw, job.images, out[job.start : job.stop]) for job in jobs]
+
+    def drawn(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels
+
+    def stop(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -127,11 +142,20 @@ class Threads:
         else:
             pixels, _ = self._buffers.lend(shape, dtype)
         out = pixels.numpy()
-        tasks = (self._pool.submit(self.renderer.draw, job.images, out[job.start : job.stop]) for job in jobs)
+        try:
+            tasks = [self._pool.submit(self.renderer.draw, job.images, out[job.start : job.stop]) for job in jobs]
+        except RuntimeError as error:  # the pool takes no more
+            raise WdspackError(_CLOSED) from error
         return pixels, [task.result for task in tasks]
 
-    def close(self) -> None:
+    def drawn(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels
+
+    def stop(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def close(self) -> None:
+        self._buffers.close()
 
 
 def single_threaded(threads: int) -> ThreadPoolExecutor:
@@ -191,11 +215,9 @@ class Processes:
     def __init__(self, count: int, renderer: Renderer, *, keep: int = 1, context: str | None = None) -> None:
         self.renderer = renderer
         self._alive: weakref.WeakSet[Shared] = weakref.WeakSet()
-        self._closed = False
+        self._stopped, self._keep = False, keep
         self._buffers, self._open, self._number = Buffers(self._shared, keep=keep), dict[int, _Request](), 0
         (self._requests, their_requests), (self._answers, their_answers) = _pair(), _pair()
-        for end in (self._requests, self._answers):  # not in `close`: a thread may still be about to wait there
-            weakref.finalize(self, end.close).atexit = False
         self._answers.settimeout(_LOOK)
         method = multiprocessing.get_context(context)
         inherited = (self._requests, self._answers) if method.get_start_method() == "fork" else ()
@@ -207,6 +229,7 @@ class Processes:
             for process in self._processes:
                 process.start()
         except BaseException:
+            self.stop()
             self.close()
             raise
         finally:
@@ -224,11 +247,9 @@ class Processes:
             places.append((job.start * row, job.stop * row, end, end + len(data)))
             end += len(data)
         waits: list[Wait] = []
-        each, alive = (
-            ceil(len(jobs) / min(_REQUESTS, 2 * len(self._processes))),
-            tuple(memory.number for memory in self._alive),
-        )
-        for first in range(0, len(jobs), each or 1):
+        alive = tuple(memory.number for memory in self._alive)
+        each = min(_JOBS, max(1, ceil(len(jobs) / min(_REQUESTS, 2 * len(self._processes)))))
+        for first in range(0, len(jobs), each):
             request, some = _Request(), tuple(places[first : first + each])
             self._number += 1
             self._open[self._number] = request
@@ -240,8 +261,12 @@ class Processes:
             waits += [partial(self._wait, request, job) for job in range(len(some))]
         return pixels, waits
 
-    def close(self) -> None:
-        self._closed = True
+    def drawn(self, pixels: torch.Tensor) -> torch.Tensor:
+        """A consumer that keeps its batches would run out of file descriptors."""
+        return pixels.clone() if len(self._alive) > _KEPT + 2 * self._keep else pixels
+
+    def stop(self) -> None:
+        self._stopped = True
         for end in (self._requests, self._answers):
             with suppress(OSError):  # closed before
                 end.shutdown(socket.SHUT_RDWR)  # wakes who waits there
@@ -251,6 +276,11 @@ class Processes:
         for process in self._processes:
             if process.pid is not None:
                 process.join()
+
+    def close(self) -> None:
+        self._buffers.close()
+        for end in (self._requests, self._answers, *self._processes):
+            end.close()
 
     def _shared(self, size: int) -> Shared:
         memory = Shared(size)
@@ -273,8 +303,8 @@ class Processes:
             raise error
 
     def _ended(self) -> WdspackError:
-        if self._closed:
-            return WdspackError("the loader was closed while a batch was waited for")
+        if self._stopped:
+            return WdspackError(_CLOSED)
         code, gone = None, wait([process.sentinel for process in self._processes], timeout=_LOOK)
         for process in self._processes:
             if process.sentinel in gone:
@@ -288,8 +318,10 @@ class Processes:
 
 
 _LOOK = 1.0  # seconds between two looks at whether all processes live
-_REQUESTS = 64  # of one batch, at most: so many fit into a socket, should nobody take them out
-_LONGEST = 1 << 17  # bytes of a message, of which there are at most some thousand jobs
+_KEPT = 32  # memories, beside those of the batches that are being drawn; each takes two file descriptors
+_REQUESTS = 64  # of one batch: so many fit into a socket, should nobody take them out
+_JOBS = 100  # of a request, at most: their errors have to fit into one message
+_LONGEST = 1 << 18  # bytes of a message, for the system
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

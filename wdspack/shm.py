@@ -1,8 +1,9 @@
 """Shared memory: what worker processes keep in /dev/shm, and what to do where a container gives too little of it.
 
-A loader's workers hand over bytes through pipes; only the semaphores of their queues lie in /dev/shm, 4 KB each. A
-`PackedDataset` in torch's DataLoader hands over tensors, and they lie there until they are used. Docker gives a
-container 64 MB, and torch moves tensors there in a thread: if that fails, the DataLoader waits for ever.
+A loader's workers hand over bytes through pipes, and its decoders draw into memory without a name; only the semaphores
+of the workers' queues lie in /dev/shm, 4 KB each. A `PackedDataset` in torch's DataLoader hands over tensors, and they
+lie there until they are used. Docker gives a container 64 MB, and torch moves tensors there in a thread: if that fails,
+the DataLoader waits for ever.
 """
 
 import errno

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -84,8 +84,11 @@ class Batch:
     drawing: Future[Future[Made]]
 
     def result(self) -> Made:
-        """Waits for it."""
-        return self.drawing.result().result()
+        """Waits for it. Raises WdspackError if the loader is closed meanwhile."""
+        try:
+            return self.drawing.result().result()
+        except CancelledError:
+            raise WdspackError("the loader was closed while a batch was waited for") from None
 
 
 class Stream:
@@ -115,6 +118,7 @@ class Stream:
         try:
             self._items = items = shm.started(lambda: iter(loader), settings.num_workers)
         except BaseException:
+            self._decoders.stop()
             self._decoders.close()
             raise
         self._feeder = threading.Thread(
@@ -143,9 +147,11 @@ class Stream:
     def close(self) -> None:
         """Ends threads and workers. Once; whoever made the stream sees to it, also at exit."""
         self._stopped.set()
-        self._decoders.close()
+        self._decoders.stop()
         for thread in (self._sender, self._maker):
             thread.shutdown(wait=True, cancel_futures=True)
+        self._in_flight.clear()
+        self._decoders.close()
         if self._feeder is not threading.current_thread():  # which may be the one to collect a forgotten loader
             self._feeder.join(timeout=10)  # at most one item's work, unless workers hang, or have not even started
         # Now, however long an exception keeps its frames.

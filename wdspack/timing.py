@@ -24,7 +24,8 @@ class Timing:
 
     first: until the first batch, and the first one after each restart. total: from then on, of which the consumer
     waited for `storage` (workers that wait for bytes), `parsing` (workers that read, tokenize and pack), `decoding`
-    and `batching` (putting tensors together, books). The rest was the consumer's own. batches: delivered.
+    (and putting tensors together) and `batching` (choosing packs, books). The rest was the consumer's own. batches:
+    delivered.
     """
 
     first: float = 0.0
