@@ -19,8 +19,9 @@ from corpora import Shards, broken_picture, digest, picture
 
 import wdspack
 from wdspack import images
-from wdspack.decoders import Decoders, Here, Job, Processes, Renderer, Threads
+from wdspack.decoders import Decoders, Here, Job, Renderer, Threads
 from wdspack.errors import SampleError, WdspackError
+from wdspack.processes import Processes
 from wdspack.types import EncodedImage
 
 LAYOUT = wdspack.TileLayout(tile=32, max_side=64, tokens_per_tile=4)
@@ -227,7 +228,8 @@ def test_processes_end_with_a_consumer_that_is_killed() -> None:
     script = """
         import os, signal
         from wdspack import TileLayout
-        from wdspack.decoders import Processes, Renderer
+        from wdspack.decoders import Renderer
+        from wdspack.processes import Processes
         decoders = Processes(3, Renderer(TileLayout(tile=32, max_side=64, tokens_per_tile=4), normalize=False))
         print(*(process.pid for process in decoders._processes), flush=True)
         input()

@@ -216,8 +216,9 @@ def beside(settings: dict[str, Any]) -> dict[str, float]:
     """How much a pure-Python loop is slowed by one decoder at work, each with a core of its own."""
     config = settle(settings)
     from wdspack.decode import Decoding
-    from wdspack.decoders import Processes, Renderer
+    from wdspack.decoders import Renderer
     from wdspack.lane import Lane
+    from wdspack.processes import Processes
     from wdspack.run import resolve
 
     run = resolve(config, lanes=1)

@@ -30,9 +30,10 @@ from wdspack.batch import make, pinned
 from wdspack.bookmark import Bookmark
 from wdspack.dataset import Slot, slots
 from wdspack.decode import Decoded, Decoding
-from wdspack.decoders import Decoders, Processes, Renderer, Threads
+from wdspack.decoders import Decoders, Renderer, Threads
 from wdspack.errors import WdspackError
 from wdspack.lane import Packed
+from wdspack.processes import Processes
 from wdspack.run import Run
 from wdspack.state import Delivered
 from wdspack.storage import Access
