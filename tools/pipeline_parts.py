@@ -241,6 +241,7 @@ def beside(settings: dict[str, Any]) -> dict[str, float]:
         decoding = Decoding(run, groups, decoders)
         ratios.append(loop() / alone)
         decoding.result()
+    decoders.stop()
     decoders.close()
     return {"slowed": statistics.median(ratios) - 1}
 
