@@ -1,11 +1,17 @@
 """Whoever decodes, the pixels are the same; processes that decode end when they should, and leave nothing behind."""
 
+import contextlib
 import gc
+import hashlib
+import io
+import json
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
+import tarfile
 import textwrap
 import threading
 import time
@@ -16,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from corpora import Shards, broken_picture, digest, picture
+from PIL import Image
 
 import wdspack
 from wdspack import images
@@ -224,25 +231,120 @@ def test_ctrl_c_is_the_consumers_affair(processes: Processes) -> None:
     assert all(process.is_alive() for process in processes._processes)
 
 
-def test_processes_end_with_a_consumer_that_is_killed() -> None:
-    script = """
-        import os, signal
-        from wdspack import TileLayout
-        from wdspack.decoders import Renderer
-        from wdspack.processes import Processes
-        decoders = Processes(3, Renderer(TileLayout(tile=32, max_side=64, tokens_per_tile=4), normalize=False))
-        print(*(process.pid for process in decoders._processes), flush=True)
-        input()
-    """
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_end_with_a_consumer_that_is_killed(tokenizer_path: str, tmp_path: Path, method: str) -> None:
+    """Also a worker that is about to hand over more than a pipe holds."""
+    noise = [Image.frombytes("RGB", (300, 300), random.Random(n).randbytes(270_000)) for n in range(2)]
+    with tarfile.open(tmp_path / "large.tar", "w") as tar:
+        for n in range(200):
+            data = io.BytesIO()
+            noise[n % 2].save(data, "png")
+            asked = [{"type": "image"}, {"type": "text", "text": "What?"}]
+            said = [{"role": "user", "content": asked}, {"role": "assistant", "content": "Noise."}]
+            for name, content in (
+                (f"{n:04d}.png", data.getvalue()),
+                (f"{n:04d}.json", json.dumps({"messages": said}).encode()),
+            ):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import multiprocessing, time, wdspack
+            if __name__ == "__main__":
+                config = wdspack.DataConfig(
+                    sources={str(tmp_path / "large.tar")!r}, tokenizer={tokenizer_path!r}, seq_len=256, buffer_size=8,
+                    layout=wdspack.TileLayout(tile=32, max_side=64, tokens_per_tile=4),
+                )
+                loader = wdspack.make_loader(config, num_workers=1, decoders=2, multiprocessing_context={method!r})
+                next(loader)
+                time.sleep(1)  # all that is prepared ahead is
+                print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+                input()
+            """
+        )
+    )
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as consumer:
         assert consumer.stdout
+        assert consumer.stderr
         found = list(map(int, consumer.stdout.readline().split()))
         assert len(found) == 3
         assert all(map(alive, found))
         consumer.kill()
-    assert soon(lambda: not any(map(alive, found)))
+        assert soon(lambda: not any(map(alive, found)))
+        assert "Traceback" not in consumer.stderr.read()
+
+
+def test_a_forked_child_keeps_its_batch_and_stops_nothing(shards: Callable[..., Shards], tokenizer_path: str) -> None:
+    config = wdspack.DataConfig(
+        sources=shards(counts=[60], images=2).urls, tokenizer=tokenizer_path, layout=LAYOUT, seq_len=512, buffer_size=16
+    )
+    loader = wdspack.make_loader(config, num_workers=1, decoders=1)
+    batch, holder = next(loader), [loader]
+    go, went = os.pipe()
+    if not (pid := os.fork()):
+        try:
+            before = hashlib.sha256(batch["pixel_values"].numpy()).digest()
+            os.read(go, 1)
+            same = hashlib.sha256(batch["pixel_values"].numpy()).digest() == before
+            loader.close()
+            holder[0]._stream = None
+            os._exit(0 if same else 1)
+        finally:
+            os._exit(2)
+    del batch
+    for _ in range(30):
+        next(loader)
+    os.write(went, b"!")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    for _ in range(30):
+        next(loader)
+    loader.close()
+    os.close(go)
+    os.close(went)
+
+
+def test_one_dead_process_of_several_is_noticed(processes: Processes) -> None:
+    rows, jobs = jobs_of([[picture(random.Random(1))]])
+    os.kill(pids(processes)[1], signal.SIGKILL)
+    assert soon(lambda: not processes._processes[1].is_alive())
+    with pytest.raises(WdspackError, match="exit code -9"):
+        processes.draw(rows, jobs)
+
+
+def test_children_that_nobody_waits_for() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        decoders = Processes(2, Renderer(LAYOUT, normalize=False))
+        _, (wait,) = decoders.draw(*jobs_of([[picture(random.Random(1))]]))
+        wait()
+        decoders.stop()
+        decoders.close()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_closing_from_another_thread_leaves_one_stream(shards: Callable[..., Shards], tokenizer_path: str) -> None:
+    config = wdspack.DataConfig(
+        sources=shards(counts=[60], images=2).urls, tokenizer=tokenizer_path, layout=LAYOUT, seq_len=512, buffer_size=16
+    )
+    before = set(multiprocessing.active_children())
+    loader = wdspack.make_loader(config, num_workers=1, decoders=1)
+    for _ in range(8):
+        next(loader)
+        thread = threading.Thread(target=loader.close)
+        thread.start()
+        with contextlib.suppress(WdspackError):
+            for _ in range(20):
+                next(loader)
+        next(loader)
+        thread.join()
+    loader.close()
+    assert soon(lambda: set(multiprocessing.active_children()) <= before)
 
 
 def test_memory_that_is_given_up_is_unmapped_everywhere() -> None:

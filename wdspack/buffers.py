@@ -20,6 +20,17 @@ import torch
 _DTYPES: dict[torch.dtype, np.dtype[Any]] = {torch.uint8: np.dtype(np.uint8), torch.float32: np.dtype(np.float32)}
 
 
+_forks = 0  # of this process so far
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_parent=_forked)
+
+
 class Private:
     """Memory of this process. content: (size,) uint8."""
 
@@ -49,6 +60,8 @@ M = TypeVar("M", bound=Private)
 class Buffers(Generic[M]):
     """Tensors whose memory comes back when nothing that was made of them is left: neither views nor NumPy arrays.
 
+    What a forked child may still hold is given up instead.
+
     kind: `Private` or `Shared`. keep: how many buffers to keep beside those in use, the largest.
     """
 
@@ -67,7 +80,7 @@ class Buffers(Generic[M]):
         # The tensor's storage owns this very array, so the array dies with the last view. By NumPy up to the last step:
         # each call of torch gives the GIL to a decoding thread, and the consumer waits until it comes back.
         array = memory.content[:size].view(_DTYPES[dtype]).reshape(shape)
-        weakref.finalize(array, self._take_back, memory).atexit = False
+        weakref.finalize(array, self._take_back, memory, _forks).atexit = False
         return torch.from_numpy(array), memory
 
     def close(self) -> None:
@@ -75,8 +88,8 @@ class Buffers(Generic[M]):
         self._closed = True
         self._spare.clear()
 
-    def _take_back(self, memory: M) -> None:
-        if not self._closed:
+    def _take_back(self, memory: M, forks: int) -> None:
+        if not self._closed and forks == _forks:  # else a child may have the tensor, and its memory is ours too
             self._spare.append(memory)
 
     def _take(self, size: int) -> M:

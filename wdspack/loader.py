@@ -154,8 +154,9 @@ class Loader:
         """Stops workers and threads; iterating starts them again."""
         self._stopwatch.stop()
         if self._stream is not None:
-            self._closer()
-            self._stream = None
+            # The next stream may be started by another thread while this one ends.
+            closer, self._stream = self._closer, None
+            closer()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self

@@ -31,6 +31,7 @@ import torch
 from wdspack.buffers import Buffers, Shared
 from wdspack.decoders import CLOSED, Job, Renderer, Wait
 from wdspack.errors import SampleError, WdspackError
+from wdspack.orphans import end_with_parent
 
 
 @dataclass(slots=True)
@@ -77,6 +78,7 @@ class Processes:
         try:
             for process in self._processes:
                 process.start()
+            self._sentinels = [process.sentinel for process in self._processes]
         except BaseException:
             self.stop()
             self.close()
@@ -86,6 +88,8 @@ class Processes:
             their_answers.close()
 
     def draw(self, rows: int, jobs: Sequence[Job]) -> tuple[torch.Tensor, list[Wait]]:
+        if not self._stopped and wait(self._sentinels, timeout=0):
+            raise self._ended()
         shape, dtype = self.renderer.shape(rows), self.renderer.dtype
         row, end = prod(shape[1:]) * dtype.itemsize, prod(shape) * dtype.itemsize
         pickled = [pickle.dumps(job.images, protocol=pickle.HIGHEST_PROTOCOL) for job in jobs]
@@ -129,7 +133,8 @@ class Processes:
     def close(self) -> None:
         self._buffers.close()
         for end in (self._requests, self._answers, *self._processes):
-            end.close()
+            with suppress(ValueError):  # a process that somebody else has waited for counts as running for ever
+                end.close()
 
     def _shared(self, size: int) -> Shared:
         memory = Shared(size)
@@ -141,8 +146,10 @@ class Processes:
             try:
                 answer = self._answers.recv(_LONGEST)
             except TimeoutError:
-                if all(process.is_alive() for process in self._processes):
+                if not wait(self._sentinels, timeout=0):
                     continue
+                answer = b""
+            except OSError:
                 answer = b""
             if not answer:
                 raise self._ended()
@@ -154,7 +161,7 @@ class Processes:
     def _ended(self) -> WdspackError:
         if self._stopped:
             return WdspackError(CLOSED)
-        code, gone = None, wait([process.sentinel for process in self._processes], timeout=_LOOK)
+        code, gone = None, wait(self._sentinels, timeout=_LOOK)
         for process in self._processes:
             if process.sentinel in gone:
                 process.join()  # it may have closed its files, by which it was noticed, and not ended yet
@@ -186,15 +193,11 @@ def _serve(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     gc.freeze()
-    parent, mapped = os.getppid(), dict[int, npt.NDArray[np.uint8]]()
-    requests.settimeout(_LOOK)
+    end_with_parent()
+    mapped = dict[int, npt.NDArray[np.uint8]]()
     while True:
         try:
             data, (fd,), *_ = socket.recv_fds(requests, _LONGEST, 1)
-        except TimeoutError:
-            if os.getppid() != parent:
-                return
-            continue
         except (OSError, ValueError):  # no descriptor: the end
             return
         message = _Message(*pickle.loads(data))
@@ -206,7 +209,10 @@ def _serve(
         memory = mapped[message.memory]
         errors = [_attempt(renderer, memory, *job) for job in message.jobs]
         del memory
-        answers.send(pickle.dumps((message.number, errors)))
+        try:
+            answers.send(pickle.dumps((message.number, errors)))
+        except OSError:  # nobody waits any more
+            return
 
 
 def _attempt(

@@ -11,6 +11,7 @@ needs it is due: the ranks are in step there anyway.
 """
 
 import gc
+import os
 import queue
 import threading
 import time
@@ -33,6 +34,7 @@ from wdspack.decode import Decoded, Decoding
 from wdspack.decoders import Decoders, Renderer, Threads
 from wdspack.errors import WdspackError
 from wdspack.lane import Packed
+from wdspack.orphans import end_with_parent
 from wdspack.processes import Processes
 from wdspack.run import Run
 from wdspack.state import Delivered
@@ -99,7 +101,7 @@ class Stream:
         self, run: Run, delivered: Delivered, rank: int, world_size: int, group: Any, settings: Settings
     ) -> None:
         self._run, self._rank, self._world_size, self._group = run, rank, world_size, group
-        self._settings = settings
+        self._settings, self._pid = settings, os.getpid()
         marks = delivered.restart()
         self._slot = delivered.slot
         self._live = set(delivered.own) - {lane for lane, mark in marks.items() if mark.ended}
@@ -147,6 +149,8 @@ class Stream:
 
     def close(self) -> None:
         """Ends threads and workers. Once; whoever made the stream sees to it, also at exit."""
+        if os.getpid() != self._pid:  # a fork's copy: they are not its own
+            return
         self._stopped.set()
         self._decoders.stop()
         for thread in (self._sender, self._maker):
@@ -271,6 +275,7 @@ class _Slots(IterableDataset[Slot]):
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         access = Access(self._run.config.reading)
         if info:
+            end_with_parent()
             gc.freeze()  # what was imported stays; going through it at every collection took 5 % of the time
         try:
             yield from slots(
