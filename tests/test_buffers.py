@@ -58,15 +58,16 @@ def test_what_is_kept_is_bounded(kind: Kind) -> None:
 @kinds
 def test_after_closing_nothing_is_kept(kind: Kind) -> None:
     buffers = Buffers(kind)
-    before, after = (lend(buffers, (6,), torch.uint8) for _ in range(2))
-    gone = [weakref.ref(memory) for memory in (buffers.lend((6,), torch.uint8)[1] for _ in range(1))]
-    del before
+    pixels, memory = buffers.lend((6,), torch.uint8)
+    spare, lent = weakref.ref(buffers.lend((6,), torch.uint8)[1]), weakref.ref(memory)
+    del memory
+    assert spare() is not None
     buffers.close()
-    after.fill_(7)
-    assert after.tolist() == [7] * 6
-    del after
-    assert not buffers._spare
-    assert gone[0]() is None
+    assert spare() is None
+    pixels.fill_(7)
+    assert pixels.tolist() == [7] * 6
+    del pixels
+    assert lent() is None
 
 
 @pytest.mark.parametrize("workers", [0, 1])

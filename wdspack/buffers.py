@@ -78,7 +78,7 @@ class Buffers(Generic[M]):
         size = math.prod(shape) * dtype.itemsize
         memory = self._take(size + extra)
         # The tensor's storage owns this very array, so the array dies with the last view. By NumPy up to the last step:
-        # each call of torch gives the GIL to a decoding thread, and the consumer waits until it comes back.
+        # each call of torch lets go of the GIL, and waits until it comes back.
         array = memory.content[:size].view(_DTYPES[dtype]).reshape(shape)
         weakref.finalize(array, self._take_back, memory, _forks).atexit = False
         return torch.from_numpy(array), memory

@@ -6,12 +6,13 @@ Pixels are written where the model reads them, and cross no process boundary: pr
 with the consumer's. Threads share the consumer's GIL with it, for which each image asks a dozen times.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from threading import Barrier
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -74,10 +75,11 @@ class Renderer:
             images.normalize(torch.from_numpy(tiles), self.layout.mean, self.layout.std, out=torch.from_numpy(out))
 
 
-class Decoders(Protocol):
-    @property
-    def renderer(self) -> Renderer: ...
+class Decoders(ABC):
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
 
+    @abstractmethod
     def draw(self, rows: int, jobs: Sequence[Job]) -> tuple[torch.Tensor, list[Wait]]:
         """Begins to draw. Returns all rows, whose jobs are done when their waits have returned; others hold anything.
 
@@ -86,41 +88,31 @@ class Decoders(Protocol):
 
     def drawn(self, pixels: torch.Tensor) -> torch.Tensor:
         """The rows for the consumer, when all jobs are done: these, or a copy where the memory is wanted back."""
+        return pixels
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027
         """Ends what it started. Who still waits gets an error."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Lets go of memory and files, once stopped and when nobody waits any more."""
 
 
-class Here:
+class Here(Decoders):
     """Draws when it is waited for."""
-
-    def __init__(self, renderer: Renderer) -> None:
-        self.renderer = renderer
 
     def draw(self, rows: int, jobs: Sequence[Job]) -> tuple[torch.Tensor, list[Wait]]:
         pixels = torch.empty(self.renderer.shape(rows), dtype=self.renderer.dtype)
         out = pixels.numpy()  # the same memory
         return pixels, [partial(self.renderer.draw, job.images, out[job.start : job.stop]) for job in jobs]
 
-    def drawn(self, pixels: torch.Tensor) -> torch.Tensor:
-        return pixels
 
-    def stop(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Threads:
+class Threads(Decoders):
     """Threads of this process. pin: into pinned memory, kept by torch's own allocator, which waits for copies to the
     GPU that are under way before it gives memory out again."""
 
     def __init__(self, count: int, renderer: Renderer, *, keep: int = 1, pin: bool = False) -> None:
-        self.renderer, self._pin = renderer, pin
+        super().__init__(renderer)
+        self._pin = pin
         self._pool, self._buffers = single_threaded(count), Buffers(Private, keep=keep)
 
     def draw(self, rows: int, jobs: Sequence[Job]) -> tuple[torch.Tensor, list[Wait]]:
@@ -135,9 +127,6 @@ class Threads:
         except RuntimeError as error:  # the pool takes no more
             raise WdspackError(CLOSED) from error
         return pixels, [task.result for task in tasks]
-
-    def drawn(self, pixels: torch.Tensor) -> torch.Tensor:
-        return pixels
 
     def stop(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 
 from wdspack.buffers import Buffers, Shared
-from wdspack.decoders import CLOSED, Job, Renderer, Wait
+from wdspack.decoders import CLOSED, Decoders, Job, Renderer, Wait
 from wdspack.errors import SampleError, WdspackError
 from wdspack.orphans import end_with_parent
 
@@ -54,8 +54,8 @@ class _Message(NamedTuple):
     jobs: tuple[tuple[int, int, int, int], ...]
 
 
-class Processes:
-    """Decoders (`decoders.Decoders`) that end with the process that started them, however that ends.
+class Processes(Decoders):
+    """Processes that end with the one that started them, however that ends.
 
     keep: memories to keep beside those in use. context: "fork", "spawn", "forkserver" or None, as in multiprocessing.
     """
@@ -63,15 +63,14 @@ class Processes:
     supported = sys.platform == "linux"
 
     def __init__(self, count: int, renderer: Renderer, *, keep: int = 1, context: str | None = None) -> None:
-        self.renderer = renderer
+        super().__init__(renderer)
         self._alive: weakref.WeakSet[Shared] = weakref.WeakSet()
         self._stopped, self._keep = False, keep
         self._buffers, self._open, self._number = Buffers(self._shared, keep=keep), dict[int, _Request](), 0
         (self._requests, their_requests), (self._answers, their_answers) = _pair(), _pair()
         self._answers.settimeout(_LOOK)
         method = multiprocessing.get_context(context)
-        inherited = (self._requests, self._answers) if method.get_start_method() == "fork" else ()
-        given = their_requests, their_answers, inherited, renderer
+        given = their_requests, their_answers, renderer
         # The stubs do not know that every context has it.
         make: Any = method.Process  # type: ignore[attr-defined]
         self._processes = [make(target=_serve, args=given, name="wdspack-decoder", daemon=True) for _ in range(count)]
@@ -184,11 +183,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def _serve(
-    requests: socket.socket, answers: socket.socket, inherited: Sequence[socket.socket], renderer: Renderer
-) -> None:
-    for end in inherited:  # of the starting process: while one is open here, its closing goes unnoticed
-        end.close()
+def _serve(requests: socket.socket, answers: socket.socket, renderer: Renderer) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the consumer decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)

@@ -3,8 +3,8 @@
     workers: processes        one thread        the consumer's thread        decoders: processes
     Lane ─▶ Slot (encoded) ─▶ queue ──────────▶ steps ─▶ compose ─▶ Decoding ─▶ decode, resize, normalise
                                                           ▲  fillers, skips        into the batch's memory
-                                                                                 one thread ─▶ make the batch
 
+A thread (sender) tells the decoders what to draw, another (maker) waits for them and makes the batch of it.
 Workers hand over compressed images and tokens, so pixels cross no process boundary. Whatever ranks must agree on (who
 still has packs, in a finite run) is asked in the consumer's thread, without waiting for the answer until the batch that
 needs it is due: the ranks are in step there anyway.
